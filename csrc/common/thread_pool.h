@@ -1,0 +1,42 @@
+// A fixed pool of worker threads for the forward pass.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace flarecore {
+
+// Threads this process may really use: affinity and the cgroup CPU quota, at least 1.
+int usable_num_threads();
+
+// Runs index ranges in parallel. One run at a time: the caller takes part as thread 0 and returns
+// when all tasks are done. Tasks are handed out by an atomic counter, so which thread runs a task is
+// not fixed: a task writes only what its index owns. Workers spin briefly, then sleep. A pool made
+// before fork() runs everything on the calling thread in the child. Tasks must not throw.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int num_threads);  // >= 1, counts the caller
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const;
+
+  // Calls fn(context, task, thread) for each task in [0, num_tasks), thread in [0, num_threads).
+  void run(int64_t num_tasks, void (*fn)(void* context, int64_t task, int thread), void* context);
+
+  template <typename F>
+  void parallel_for(int64_t num_tasks, F&& body) {  // body(task, thread)
+    run(num_tasks,
+        [](void* c, int64_t task, int thread) {
+          (*static_cast<std::remove_reference_t<F>*>(c))(task, thread);
+        },
+        const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace flarecore

@@ -1,0 +1,27 @@
+// Which CPU kernels run: chosen once, visible, forceable.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cpu/kernels.h"
+
+namespace flarecore {
+
+enum class CpuIsa { kGeneric, kAvx2, kAvx512 };
+
+const char* isa_name(CpuIsa isa);
+
+// The levels that were built and that this CPU and operating system can run (CPUID and XCR0),
+// lowest first. kAvx512 asks for F, BW, DQ, VL and VNNI.
+std::vector<CpuIsa> available_isas();
+
+// The level in force: FLARECORE_CPU_ISA if set, else the highest available. Raises ConfigError for
+// an unknown name and UnsupportedError for a level that is not available. Decided once a process.
+CpuIsa active_isa();
+
+// The kernels of the level in force, or of a named level (which must be available).
+const KernelTable& kernels();
+const KernelTable& kernels_of(CpuIsa isa);
+
+}  // namespace flarecore

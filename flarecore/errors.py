@@ -1,0 +1,61 @@
+"""Typed errors. Each message says what failed, the limit, what was got and what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CancelledError",
+    "ConfigError",
+    "ContextOverflowError",
+    "DeadlineExceeded",
+    "FlarecoreError",
+    "IndexFileError",
+    "ModelFileError",
+    "OutOfBlocksError",
+    "RetrievalError",
+    "SequenceBusyError",
+    "UnsupportedError",
+]
+
+
+class FlarecoreError(Exception):
+    """Base of every error that flarecore raises on purpose."""
+
+
+class ConfigError(FlarecoreError, ValueError):
+    """An argument or option is unknown, of the wrong type or out of range."""
+
+
+class ModelFileError(FlarecoreError):
+    """A model file is missing, damaged, hostile or of a kind that is not supported."""
+
+
+class ContextOverflowError(FlarecoreError):
+    """The tokens asked for do not fit into the model's context."""
+
+
+class OutOfBlocksError(FlarecoreError):
+    """The KV cache budget has no free block left."""
+
+
+class SequenceBusyError(FlarecoreError):
+    """An operation already runs on the sequence."""
+
+
+class CancelledError(FlarecoreError):
+    """The operation was cancelled; the sequence is as it was before it."""
+
+
+class DeadlineExceeded(FlarecoreError):
+    """The operation's deadline passed; the sequence is as it was before it."""
+
+
+class UnsupportedError(FlarecoreError):
+    """Valid, but not built or not available on this machine."""
+
+
+class IndexFileError(FlarecoreError):
+    """An index file is missing, damaged, hostile or of another version."""
+
+
+class RetrievalError(FlarecoreError):
+    """A retriever raised; the cause is chained."""
