@@ -157,7 +157,7 @@ py::dict result_dict(const Operation& operation) {
 
 py::dict config_dict(const Model& model) {
   const DecoderConfig& c = model.config();
-  return py::dict(py::arg("architecture") = c.architecture, py::arg("name") = c.name,
+  return py::dict(py::arg("architecture") = c.architecture_name, py::arg("name") = c.name,
                   py::arg("num_layers") = c.num_layers, py::arg("hidden_size") = c.hidden_size,
                   py::arg("intermediate_size") = c.intermediate_size,
                   py::arg("num_heads") = c.num_heads, py::arg("num_kv_heads") = c.num_kv_heads,
