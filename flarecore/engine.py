@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import weakref
-from collections.abc import Callable, Generator, Sequence as SequenceOf
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -255,16 +256,16 @@ class Sequence:
 
     def decode_async(self, max_tokens: int, *, sampling: SamplingParams = _GREEDY,
                      until: str = "sentence", stop: SequenceOf[str] = (), beta: float | None = None,
-                     pass_index: int = 0, proposal: TokenIds = (), ignore_eos: bool = False,
+                     pass_index: int = 0, proposal: TokenIds = (), lookup: TokenIds = (), ignore_eos: bool = False,
                      deadline_ms: float | None = None) -> Operation[Decoded]:
         """Starts :meth:`decode`."""
         return self.regenerate_async((), max_tokens=max_tokens, sampling=sampling, until=until,
-                                     stop=stop, beta=beta, pass_index=pass_index, proposal=proposal,
+                                     stop=stop, beta=beta, pass_index=pass_index, proposal=proposal, lookup=lookup,
                                      ignore_eos=ignore_eos, deadline_ms=deadline_ms)
 
     def decode(self, max_tokens: int, *, sampling: SamplingParams = _GREEDY,
                until: str = "sentence", stop: SequenceOf[str] = (), beta: float | None = None,
-               pass_index: int = 0, proposal: TokenIds = (), ignore_eos: bool = False,
+               pass_index: int = 0, proposal: TokenIds = (), lookup: TokenIds = (), ignore_eos: bool = False,
                deadline_ms: float | None = None) -> Decoded:
         """Samples tokens until a rule ends it, and appends them to the sequence.
 
@@ -286,6 +287,9 @@ class Sequence:
         proposal : sequence of int
             Guessed continuation. It is verified in the same forward passes: the result is the same
             with or without it, only faster if it is right.
+        lookup : sequence of int
+            Text whose wording may recur (evidence, question). Where the last tokens are found in
+            it, or in the proposal, what follows there is proposed next.
         ignore_eos : bool
             Decode through end-of-text tokens.
         deadline_ms : float, optional
@@ -301,13 +305,13 @@ class Sequence:
             The sequence is as it was before the call.
         """
         return self.decode_async(max_tokens, sampling=sampling, until=until, stop=stop, beta=beta,
-                                 pass_index=pass_index, proposal=proposal, ignore_eos=ignore_eos,
+                                 pass_index=pass_index, proposal=proposal, lookup=lookup, ignore_eos=ignore_eos,
                                  deadline_ms=deadline_ms).result()
 
     def regenerate_async(self, evidence_ids: TokenIds, *, max_tokens: int,
                          sampling: SamplingParams = _GREEDY, until: str = "sentence",
                          stop: SequenceOf[str] = (), beta: float | None = None, pass_index: int = 1,
-                         proposal: TokenIds = (), ignore_eos: bool = False,
+                         proposal: TokenIds = (), lookup: TokenIds = (), ignore_eos: bool = False,
                          deadline_ms: float | None = None) -> Operation[Decoded]:
         """Starts :meth:`regenerate`."""
         if until not in ("sentence", "eos"):
@@ -320,13 +324,13 @@ class Sequence:
         return Operation(
             self._native.decode(list(evidence_ids), max_tokens, options, until == "sentence",
                                 ignore_eos, list(stop), beta or 0.0, pass_index, list(proposal),
-                                deadline_ms),
+                                list(lookup), deadline_ms),
             _to_decoded)
 
     def regenerate(self, evidence_ids: TokenIds, *, max_tokens: int,
                    sampling: SamplingParams = _GREEDY, until: str = "sentence",
                    stop: SequenceOf[str] = (), beta: float | None = None, pass_index: int = 1,
-                   proposal: TokenIds = (), ignore_eos: bool = False,
+                   proposal: TokenIds = (), lookup: TokenIds = (), ignore_eos: bool = False,
                    deadline_ms: float | None = None) -> Decoded:
         """Appends the evidence and decodes, as one operation.
 
@@ -335,7 +339,7 @@ class Sequence:
         """
         return self.regenerate_async(evidence_ids, max_tokens=max_tokens, sampling=sampling,
                                      until=until, stop=stop, beta=beta, pass_index=pass_index,
-                                     proposal=proposal, ignore_eos=ignore_eos,
+                                     proposal=proposal, lookup=lookup, ignore_eos=ignore_eos,
                                      deadline_ms=deadline_ms).result()
 
     def score_async(self, token_ids: TokenIds, *, beta: float | None = None,
@@ -365,7 +369,7 @@ class Sequence:
         self._native.rollback(checkpoint._native)
 
     def fork(self) -> Sequence:
-        """A second sequence with the same content. KV blocks are shared until one of them writes."""
+        """A second sequence with the same content; KV blocks are shared until one of them writes."""
         return Sequence(self.engine, self._native.fork())
 
     def close(self) -> None:
