@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from retrieval_helpers import (
+from helpers_retrieval import (
     TableEncoder,
     WordEncoder,
     ids_of,

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from retrieval_helpers import TableEncoder, WordEncoder, random_table, table_passages
+from helpers_retrieval import TableEncoder, WordEncoder, random_table, table_passages
 
 from flarecore.errors import ConfigError, IndexFileError
 from flarecore.retrieval.graph import GraphLinks, GraphParams, HnswGraph
@@ -265,7 +265,7 @@ CRASH = """
 import os, sys
 sys.path[:0] = sys.argv[3:]
 import numpy as np
-from retrieval_helpers import WordEncoder
+from helpers_retrieval import WordEncoder
 from flarecore.retrieval import index_io
 from flarecore.retrieval.hnsw import HnswRetriever
 from flarecore.retrieval.passage import Passage
