@@ -187,6 +187,22 @@ def smollm2_transformers() -> Any:
     return TransformersDecoder(smollm2_weights())
 
 
+def open_engine(
+    source: TinyLlama | Path, *, compute: str = "float32", threads: int = 1, **options: Any
+) -> Any:
+    """An engine of its own over a tiny model or a file."""
+    from flarecore import Engine, Model
+
+    path = tiny_llama_path(source) if isinstance(source, TinyLlama) else source
+    return Engine(Model.load(str(path), threads=threads), compute=compute, **options)
+
+
+@functools.cache
+def smollm2_engine(compute: str = "float32", threads: int = 2) -> Any:
+    """SmolLM2 loaded once in a test run."""
+    return open_engine(smollm2_path(), compute=compute, threads=threads)
+
+
 def random_ids(num_tokens: int, vocab_size: int = 271, seed: int = 0) -> list[int]:
     """Token ids without the special tokens at the end of a tiny vocabulary."""
     return np.random.default_rng(seed).integers(0, vocab_size - 3, num_tokens).tolist()

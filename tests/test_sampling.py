@@ -8,26 +8,23 @@ from flarecore import _C
 from flarecore.errors import ConfigError, FlarecoreError
 from flarecore.reference.sampler import sample
 
-DEFAULTS = {
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "seed": 0,
-    "stream": 0,
-    "position": 0,
-    "pass_index": 0,
-    "repetition_penalty": 1.0,
-    "history": [],
-    "logit_bias": {},
-}
 VOCABULARIES = [1, 2, 111, 32000, 49152, 262144]
 # A float32 cumulative sum may cross the random number at a neighbour when they are this close.
 MARGIN = 1e-6
 
 
-def native_sample(logits, **options):
-    return _C.testing.sample(np.asarray(logits, dtype=np.float32), **{**DEFAULTS, **options})
+def native_sample(
+    logits, *, position=0, pass_index=0, history=(), reference=False, **params
+) -> tuple[int, float]:
+    """Token and confidence of the native sampler; `reference` selects its slow twin."""
+    return _C.testing.sample(
+        np.asarray(logits, dtype=np.float32),
+        params,
+        position=position,
+        pass_index=pass_index,
+        history=list(history),
+        reference=reference,
+    )
 
 
 def log_of(*probs):
@@ -109,7 +106,7 @@ def adversarial(vocab_size):
 def test_native_equals_reference(vocab_size, filters):
     num_close, num_drawn = 0, 0
     for kind, logits in adversarial(vocab_size).items():
-        for position in range(4):
+        for position in range(4 if vocab_size < 100000 else 2):
             options = {**FILTERS[filters], "seed": 2**40 + 7, "position": position, "stream": 3}
             expected = sample(logits, **options)
             token_id, prob = native_sample(logits, **options)
@@ -123,6 +120,19 @@ def test_native_equals_reference(vocab_size, filters):
             else:
                 assert token_id in expected.candidate_ids
     assert num_close <= 0.15 * num_drawn, "too many draws were too close to call"
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 111, 32000])
+@pytest.mark.parametrize("filters", FILTERS)
+def test_native_twin_equals_reference(vocab_size, filters):
+    """The step-by-step sampler in C++ computes in double: no draw is too close to call."""
+    for kind, logits in adversarial(vocab_size).items():
+        options = {**FILTERS[filters], "seed": 5, "position": 9}
+        expected = sample(logits, **options)
+        assert expected.margin > 1e-12
+        token_id, prob = native_sample(logits, reference=True, **options)
+        assert token_id == expected.token_id, kind
+        assert prob == pytest.approx(expected.prob, rel=1e-6, abs=1e-30), kind
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
@@ -185,10 +195,12 @@ def test_confidence_is_of_raw_logits():
         {"repetition_penalty": 9.0, "history": [0]},
         {"temperature": 1.0, "min_p": 0.9},
     ):
-        for draw in (sample(logits, **options), None):
-            token_id, prob = (
-                (draw.token_id, draw.prob) if draw else native_sample(logits, **options)
-            )
+        drawn = sample(logits, **options)
+        for token_id, prob in (
+            (drawn.token_id, drawn.prob),
+            native_sample(logits, **options),
+            native_sample(logits, reference=True, **options),
+        ):
             assert prob == pytest.approx([0.6, 0.3, 0.1][token_id], rel=1e-5), options
     assert native_sample(logits, logit_bias={2: 50.0})[0] == 2
     assert native_sample(logits, logit_bias={2: 50.0})[1] == pytest.approx(0.1, rel=1e-5)
@@ -264,8 +276,22 @@ def test_nothing_possible_is_an_error():
 )
 def test_bad_options(option):
     logits = np.zeros(8, dtype=np.float32)
-    with pytest.raises(ConfigError):
-        sample(logits, **option)
+    for draw in (sample, native_sample):
+        with pytest.raises(ConfigError):
+            draw(logits, **option)
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40])
+def test_tiny_temperature_is_greedy(temperature):
+    """Also where 1 / temperature overflows float32."""
+    logits = np.array([-2.0, 1.0, 3.0, 2.9, -np.inf], dtype=np.float32)
+    for options in ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
+        for draw in (
+            sample(logits, temperature=temperature, **options).token_id,
+            native_sample(logits, temperature=temperature, **options)[0],
+            native_sample(logits, temperature=temperature, reference=True, **options)[0],
+        ):
+            assert draw == 2
 
 
 @pytest.mark.parametrize("filters", FILTERS)

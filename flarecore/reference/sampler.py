@@ -1,7 +1,8 @@
 """The reference sampler: the one function that fixes the kept set, filter order and ties.
 
-It works step by step in float64 on the float32 logits a model gave; the native fused sampler and
-the GPU kernels are tested against it token for token.
+It works step by step in float64 on the float32 logits a model gave, with the options rounded to
+float32 as the native sampler takes them. The native sampler and the GPU kernels are tested against
+it token for token.
 
 1. confidences = softmax(logits): before anything below, at temperature 1 (design 3.2).
 2. adjusted = float32 logits after the repetition penalty (Keskar et al. 2019, arXiv 1909.05858,
@@ -242,6 +243,7 @@ def sample(
         If a logit is NaN or +inf, or every logit is -inf.
     """
     _check_options(temperature, top_k, top_p, min_p, repetition_penalty)
+    temperature, top_p, min_p = (float(np.float32(v)) for v in (temperature, top_p, min_p))
     raw = confidences(logits)
     adjusted = adjust_logits(
         logits, repetition_penalty=repetition_penalty, history=history, logit_bias=logit_bias
