@@ -139,7 +139,7 @@ def test_batch_mates(expected, compute, max_batch_tokens):
     """Twelve sequences in all phases at once; each gets what it gets alone."""
     engine = open_engine(SPEC, compute=compute, threads=2, max_batch_tokens=max_batch_tokens)
     prompts = [PROMPT[: 165 - 12 * i] for i in range(12)]
-    options = {"sampling": SAMPLED, "until": "eos", "ignore_eos": True}
+    options = {"sampling": SAMPLED, "until": "eos", "ignore_eos": True, "pass_index": 0}
     alone = []
     for prompt in prompts:
         single = open_engine(SPEC, compute=compute)
@@ -206,7 +206,7 @@ def test_proposal_after_evidence(expected, compute):
         sequence = engine.sequence(PROMPT[:120])
         decoded = sequence.regenerate(
             PROMPT[120:], proposal=proposal, max_tokens=NUM_NEW, sampling=SAMPLED, until="eos",
-            ignore_eos=True,
+            ignore_eos=True, pass_index=0,
         )  # fmt: skip
         results.append(result_of(decoded))
     assert results == [expected[compute, "sampled"]] * 3
@@ -248,6 +248,7 @@ def test_smollm2_threads_and_chunks(compute):
         )
         token_ids = engine.tokenizer.encode("Alan Turing was born in London in 1912. " * 4)
         sequence = engine.sequence(token_ids)
-        results.append(result_of(sequence.decode(8, sampling=SAMPLED, until="eos", ignore_eos=True)))
+        decoded = sequence.decode(8, sampling=SAMPLED, until="eos", ignore_eos=True)
+        results.append(result_of(decoded))
         engine.close()
     assert results[0] == results[1]
