@@ -6,7 +6,7 @@ with grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,17 @@ class ReferenceDecoder:
         x = x[-last:] if last is not None else x
         x = _rms_norm(x, self._cast(weights.tensors["output_norm.weight"]), shape.rms_eps)
         return np.asarray(x @ self._cast(weights.head).T)
+
+    def open(self, token_ids: Sequence[int]) -> Callable[[int | None], Array]:
+        """Step through a sequence: see `flarecore.reference.token_source`."""
+        ids = list(token_ids)
+
+        def step(token_id: int | None) -> Array:
+            if token_id is not None:
+                ids.append(token_id)
+            return np.asarray(self.logits(ids, last=1)[0])
+
+        return step
 
     def _cast(self, tensor: Array) -> Array:
         return tensor.astype(self._dtype, copy=False)

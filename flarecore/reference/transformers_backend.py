@@ -6,7 +6,7 @@ Needs torch and transformers, imported when a function is called.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from flarecore.errors import UnsupportedError
 from flarecore.reference.gguf_weights import LlamaShape, LlamaWeights, load_llama_gguf
+from flarecore.reference.sampler import confidences
 
 __all__ = ["TransformersDecoder", "build_transformers_llama"]
 
@@ -145,6 +146,24 @@ class TransformersDecoder:
             out = self.model(self._torch.tensor([list(token_ids)]), use_cache=False)
         return np.asarray(out.logits[0].numpy())
 
+    def open(self, token_ids: Sequence[int]) -> Callable[[int | None], npt.NDArray[np.float32]]:
+        """Step through a sequence: see `flarecore.reference.token_source`."""
+        torch = self._torch
+        pending = list(token_ids)
+        cache: Any = None
+
+        def step(token_id: int | None) -> npt.NDArray[np.float32]:
+            nonlocal pending, cache
+            pending += [] if token_id is None else [token_id]
+            with torch.no_grad():
+                out = self.model(
+                    torch.tensor([pending]), use_cache=True, **{self._cache_argument: cache}
+                )
+            pending, cache = [], out[self._cache_argument]
+            return np.asarray(out.logits[0, -1].numpy())
+
+        return step
+
     def greedy(
         self, token_ids: Sequence[int], num_tokens: int
     ) -> tuple[list[int], npt.NDArray[np.float32]]:
@@ -157,17 +176,11 @@ class TransformersDecoder:
         probs : ndarray
             (num_tokens,) float32 softmax of the logits at temperature 1 of each.
         """
-        torch = self._torch
+        step = self.open(token_ids)
         chosen: list[int] = []
         probs: list[float] = []
-        step, cache = torch.tensor([list(token_ids)]), None
-        with torch.no_grad():
-            for _ in range(num_tokens):
-                out = self.model(step, use_cache=True, **{self._cache_argument: cache})
-                cache = out[self._cache_argument]
-                distribution = out.logits[0, -1].softmax(-1)
-                best = int(distribution.argmax())
-                chosen.append(best)
-                probs.append(float(distribution[best]))
-                step = torch.tensor([[best]])
+        for _ in range(num_tokens):
+            logits = step(chosen[-1] if chosen else None)
+            chosen.append(int(logits.argmax()))
+            probs.append(float(confidences(logits)[chosen[-1]]))
         return chosen, np.array(probs, dtype=np.float32)
