@@ -15,22 +15,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from flarecore.reference.naive_prompt import NaiveEvidence, NaivePrompt, NaiveTokenizer
+
 __all__ = [
     "NaiveAnswer",
     "NaiveOptions",
+    "NaivePass",
     "NaiveSentence",
-    "NaiveTemplate",
     "TokenSource",
     "naive_flare",
 ]
-
-TokenProb = tuple[int | None, float]
 
 
 class TokenSource(Protocol):
     """A model, asked from scratch for each sentence."""
 
-    def stream(self, token_ids: Sequence[int], pass_index: int) -> Callable[[], TokenProb]:
+    def stream(
+        self, token_ids: Sequence[int], pass_index: int
+    ) -> Callable[[], tuple[int | None, float]]:
         """Prefill a context into a new sequence.
 
         Each call of what is returned appends one more token and gives its id and confidence; None
@@ -39,40 +41,11 @@ class TokenSource(Protocol):
         ...
 
 
-class NaiveTokenizer(Protocol):
-    """What the loop needs of a tokenizer."""
-
-    @property
-    def adds_bos(self) -> bool:
-        """Whether a prompt begins with a begin-of-sequence token."""
-        ...
-
-    def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
-        """Token ids of a text."""
-        ...
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Exact bytes of a token."""
-        ...
-
-
-class NaiveTemplate(Protocol):
-    """Pieces of a base-model prompt; the fields of ``PromptTemplate.base()``."""
-
-    head: str
-    question: str
-    answer: str
-    passage: str
-    prefix_evidence: str
-    first_evidence: str
-    boundary_evidence: str
-
-
 @dataclass(frozen=True)
 class NaiveOptions:
     """Options, named and meant as in ``FlareConfig``.
 
-    ``search`` takes a query and gives passages with ``id`` and ``text``, best first.
+    ``search`` takes a query and gives passages with ``id``, ``title`` and ``text``, best first.
     ``make_boundary`` and ``mask_to_query`` are the reference text rules.
     """
 
@@ -108,22 +81,23 @@ class NaivePass:
 
 @dataclass(frozen=True)
 class NaiveSentence:
-    """A draft and what became of it; ``query`` is None if it did not trigger."""
+    """A draft and what became of it.
+
+    ``query`` is None if the draft did not trigger, ``regenerated`` if no passage was found.
+    ``token_ids`` entered the answer.
+    """
 
     draft: NaivePass
     query: str | None
     passage_ids: tuple[str, ...]
     regenerated: NaivePass | None
-
-    @property
-    def accepted(self) -> NaivePass:
-        """The pass that entered the answer."""
-        return self.regenerated or self.draft
+    token_ids: tuple[int, ...]
+    stop_reason: str
 
 
 @dataclass
 class NaiveAnswer:
-    """The answer, and every context and query on the way to it."""
+    """The answer and the way to it; ``num_prefilled`` counts the tokens of all contexts."""
 
     sentences: list[NaiveSentence] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -133,91 +107,59 @@ class NaiveAnswer:
     num_prefilled: int = 0
 
 
-@dataclass(frozen=True)
-class _Evidence:
-    """Rendered passages, and the answer length at which they were retrieved."""
-
-    ids: tuple[str, ...]
-    tokens: list[int]
-    boundary: int
-
-
 class _Loop:
     def __init__(
         self,
         source: TokenSource,
         tokenizer: NaiveTokenizer,
-        template: NaiveTemplate,
-        question: str,
+        prompt: NaivePrompt,
         options: NaiveOptions,
     ) -> None:
-        self.source, self.tokenizer, self.template = source, tokenizer, template
-        self.question, self.options = question, options
+        self.source, self.tokenizer, self.prompt = source, tokenizer, prompt
+        self.options = options
+        self.table = tokenizer.token_table
         self.answer = NaiveAnswer()
-        self.head = tokenizer.encode(template.head, add_bos=tokenizer.adds_bos, parse_special=True)
-        self.asked = tokenizer.encode(template.question.format(question=question))
-        self.opening = tokenizer.encode(template.answer)
 
-    # ---- contexts (design 3.5) ----
+    def bytes_of(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join(self.table[i] for i in token_ids)
 
-    def context(self, evidence: _Evidence | None) -> list[int]:
-        """Everything before the next sentence, put together from the first token on."""
-        written = self.answer.token_ids
-        if evidence is None:
-            return self.head + self.asked + self.opening + written
-        if self.options.placement == "prefix":
-            block = self.block(self.template.prefix_evidence, evidence)
-            return self.head + block + self.asked + self.opening + written
-        if evidence.boundary == 0:
-            block = self.block(self.template.first_evidence, evidence)
-            return self.head + self.asked + block + self.opening + written
-        block = self.block(self.template.boundary_evidence, evidence)
-        before, after = written[: evidence.boundary], written[evidence.boundary :]
-        return self.head + self.asked + self.opening + before + block + after
+    # ---- passages (design 3.5) ----
 
-    def block(self, piece: str, evidence: _Evidence) -> list[int]:
-        before, after = piece.split("{passages}")
-        return self.tokenizer.encode(before) + evidence.tokens + self.tokenizer.encode(after)
-
-    def cut(self, text: str) -> str:
-        """The start of a passage that fits max_passage_tokens, whole characters only."""
-        ids = self.tokenizer.encode(text)
-        if len(ids) <= self.options.max_passage_tokens:
-            return text
-        pieces = [self.tokenizer.token_bytes(i) for i in ids[: self.options.max_passage_tokens]]
-        return b"".join(pieces).decode("utf-8", "ignore").strip()
-
-    def retrieve(self, query: str, previous: _Evidence | None) -> _Evidence | None:
+    def retrieve(self, query: str, previous: NaiveEvidence | None) -> NaiveEvidence | None:
         """Passages without repeats; known ones come first, in the order they had."""
         found: dict[str, Any] = {}
         for passage in self.options.search(query):
             found.setdefault(passage.id, passage)
-        ranked = list(found)
-        known = [i for i in (previous.ids if previous else ()) if i in found]
-        order = known + [i for i in ranked if i not in known]
+        known = [i for i in (previous.passage_ids if previous else ()) if i in found]
+        order = known + [i for i in found if i not in known]
         if not order:
             return None
         tokens: list[int] = []
         for number, passage_id in enumerate(order, start=1):
-            text = self.cut(found[passage_id].text.strip())
-            title = found[passage_id].title
-            rendered = self.template.passage.format(
-                number=number, text=text, title=title, id=passage_id
+            passage = found[passage_id]
+            rendered = self.prompt.passage.format(
+                number=number, text=self.cut(passage.text), title=passage.title, id=passage_id
             )
             tokens += self.tokenizer.encode(rendered)
-        return _Evidence(tuple(order), tokens, len(self.answer.token_ids))
+        return NaiveEvidence(tuple(order), tokens, len(self.answer.token_ids))
+
+    def cut(self, text: str) -> str:
+        """The start of a passage that fits max_passage_tokens, whole characters only."""
+        ids = self.tokenizer.encode(text.strip())
+        if len(ids) <= self.options.max_passage_tokens:
+            return text.strip()
+        start = self.bytes_of(ids[: self.options.max_passage_tokens])
+        return start.decode("utf-8", "ignore").strip()
 
     # ---- one sentence (design 3.1, 3.3) ----
 
-    def write(self, evidence: _Evidence | None, pass_index: int) -> NaivePass:
-        context = self.context(evidence)
+    def write(self, evidence: NaiveEvidence | None, pass_index: int) -> NaivePass:
+        options, written = self.options, self.answer.token_ids
+        context = self.prompt.context(options.placement, evidence, written)
         self.answer.num_prefilled += len(context)
-        limit = min(
-            self.options.max_draft_tokens,
-            self.options.max_new_tokens - len(self.answer.token_ids),
-        )
+        limit = min(options.max_draft_tokens, options.max_new_tokens - len(written))
         next_token = self.source.stream(context, pass_index)
-        boundary = self.options.make_boundary()
+        boundary = options.make_boundary()
         ids: list[int] = []
         probs: list[float] = []
         while len(ids) < limit:
@@ -226,20 +168,17 @@ class _Loop:
                 return _pass(ids, probs, "eos")
             ids.append(token_id)
             probs.append(prob)
-            data = self.tokenizer.token_bytes(token_id)
-            num_in_sentence = boundary.feed(data)
-            if num_in_sentence > 0:
-                return _pass(ids[:num_in_sentence], probs[:num_in_sentence], "sentence")
-        num_whole = self.num_whole_tokens(ids)
-        return _pass(ids[:num_whole], probs[:num_whole], "max_tokens")
+            # The boundary looks ahead: it may lie one token back.
+            num_tokens = boundary.feed(self.table[token_id])
+            if num_tokens > 0:
+                return _pass(ids[:num_tokens], probs[:num_tokens], "sentence")
+        num_tokens = self.num_whole_tokens(ids)
+        return _pass(ids[:num_tokens], probs[:num_tokens], "max_tokens")
 
     def num_whole_tokens(self, ids: list[int]) -> int:
         """Tokens up to the last one that ends with a character; all if none does."""
-        for count in range(len(ids), 0, -1):
-            data = b"".join(self.tokenizer.token_bytes(i) for i in ids[:count])
-            if not _ends_inside_a_character(data):
-                return count
-        return len(ids)
+        ends = (n for n in range(len(ids), 0, -1) if not _is_cut(self.bytes_of(ids[:n])))
+        return next(ends, len(ids))
 
     # ---- trigger and query (design 3.2, 3.4) ----
 
@@ -247,71 +186,98 @@ class _Loop:
         options = self.options
         if options.theta == 0.0 or not draft.token_ids:
             return False
-        pieces = [self.tokenizer.token_bytes(i) for i in draft.token_ids]
         if options.theta == 1.0:
-            return options.trigger_punctuation or not _is_punctuation(b"".join(pieces))
+            text = self.bytes_of(draft.token_ids)
+            return options.trigger_punctuation or not _is_punctuation(text)
         low = draft.probs < np.float32(options.theta)
         return any(
-            is_low and (options.trigger_punctuation or not _is_punctuation(piece))
-            for is_low, piece in zip(low, pieces, strict=True)
+            is_low and (options.trigger_punctuation or not _is_punctuation(self.table[token_id]))
+            for is_low, token_id in zip(low, draft.token_ids, strict=True)
         )
 
     def query(self, draft: NaivePass) -> str:
+        """The draft without its tokens below β; the question if nothing is left."""
+        pieces = [self.table[i] for i in draft.token_ids]
         text, _ = self.options.mask_to_query(
-            [self.tokenizer.token_bytes(i) for i in draft.token_ids],
-            draft.probs,
-            self.options.beta,
-            unit=self.options.mask_unit,
+            pieces, draft.probs, self.options.beta, unit=self.options.mask_unit
         )
-        if not text.strip() or _is_punctuation(text.encode()):
-            text = self.question
-        ids = self.tokenizer.encode(text)[-self.options.max_query_tokens :]
-        data = b"".join(self.tokenizer.token_bytes(i) for i in ids)
-        return data.decode("utf-8", "ignore").strip()
+        if _is_punctuation(text.encode()):
+            text = " ".join(self.prompt.question.split())
+        ids = self.tokenizer.encode(text)
+        if len(ids) <= self.options.max_query_tokens:
+            return text
+        tail = self.bytes_of(ids[-self.options.max_query_tokens :])
+        return tail.decode("utf-8", "ignore").strip()
 
     # ---- the loop (design 3.1) ----
 
     def run(self) -> NaiveAnswer:
         answer, options = self.answer, self.options
-        last = self.retrieve(self.question, None) if options.initial_retrieval else None
-        answer.initial_passage_ids = last.ids if last else ()
-        searched = self.question if options.initial_retrieval else None
+        question = " ".join(self.prompt.question.split())
+        last = self.retrieve(question, None) if options.initial_retrieval else None
+        answer.initial_passage_ids = last.passage_ids if last else ()
         while not answer.stop_reason:
-            sees_evidence = options.draft_context == "last_evidence" or not answer.sentences
+            is_first = not answer.sentences
+            sees_evidence = is_first or options.draft_context == "last_evidence"
             draft = self.write(last if sees_evidence else None, pass_index=0)
             query: str | None = None
-            evidence: _Evidence | None = None
+            evidence: NaiveEvidence | None = None
             regenerated: NaivePass | None = None
             if self.triggers(draft):
                 query = self.query(draft)
                 # The same query for the same gap is not searched again.
-                repeated = query == searched and not answer.sentences
-                evidence = None if repeated else self.retrieve(query, last)
+                if not (is_first and options.initial_retrieval and query == question):
+                    evidence = self.retrieve(query, last)
             if evidence is not None:
                 last = evidence
                 regenerated = self.write(evidence, pass_index=1)
-            passage_ids = evidence.ids if evidence else ()
-            self.accept(NaiveSentence(draft, query, passage_ids, regenerated))
+            self.accept(draft, query, evidence, regenerated)
         return answer
 
-    def accept(self, sentence: NaiveSentence) -> None:
-        answer, options, accepted = self.answer, self.options, sentence.accepted
-        answer.sentences.append(sentence)
-        answer.token_ids += accepted.token_ids
-        answer.text += b"".join(self.tokenizer.token_bytes(i) for i in accepted.token_ids)
-        if accepted.stop_reason == "eos":
+    def accept(
+        self,
+        draft: NaivePass,
+        query: str | None,
+        evidence: NaiveEvidence | None,
+        regenerated: NaivePass | None,
+    ) -> None:
+        answer, options = self.answer, self.options
+        final = regenerated or draft
+        token_ids = final.token_ids
+        begins_turn = self.prompt.reopens_turn and evidence is not None and evidence.boundary > 0
+        if begins_turn and options.placement == "boundary":
+            token_ids = self.joined(draft, token_ids)
+        passage_ids = evidence.passage_ids if evidence else ()
+        answer.sentences.append(
+            NaiveSentence(draft, query, passage_ids, regenerated, token_ids, final.stop_reason)
+        )
+        answer.token_ids += token_ids
+        answer.text += self.bytes_of(token_ids)
+        if final.stop_reason == "eos":
             answer.stop_reason = "eos"
         elif len(answer.token_ids) >= options.max_new_tokens:
             answer.stop_reason = "max_new_tokens"
         elif options.max_sentences is not None and len(answer.sentences) >= options.max_sentences:
             answer.stop_reason = "max_sentences"
 
+    def joined(self, draft: NaivePass, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """A sentence that began a turn, with the white space that the draft began with."""
+        drafted, text = self.bytes_of(draft.token_ids), self.bytes_of(token_ids)
+        space = drafted[: len(drafted) - len(drafted.lstrip())]
+        if not space or not text or text[:1].isspace():
+            return token_ids
+        spelled = space + self.table[token_ids[0]]
+        if spelled in self.table:
+            return (self.table.index(spelled), *token_ids[1:])
+        return (*self.tokenizer.encode(space.decode()), *token_ids)
+
 
 def _pass(ids: list[int], probs: list[float], stop_reason: str) -> NaivePass:
     return NaivePass(tuple(ids), np.array(probs, dtype=np.float32), stop_reason)
 
 
-def _ends_inside_a_character(data: bytes) -> bool:
+def _is_cut(data: bytes) -> bool:
+    """Whether the bytes end inside a UTF-8 character."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:
@@ -326,11 +292,7 @@ def _is_punctuation(data: bytes) -> bool:
 
 
 def naive_flare(
-    source: TokenSource,
-    tokenizer: NaiveTokenizer,
-    template: NaiveTemplate,
-    question: str,
-    options: NaiveOptions,
+    source: TokenSource, tokenizer: NaiveTokenizer, prompt: NaivePrompt, options: NaiveOptions
 ) -> NaiveAnswer:
     """Write an answer with FLARE-direct.
 
@@ -340,10 +302,8 @@ def naive_flare(
         Gives the tokens.
     tokenizer
         The model's tokenizer.
-    template
-        Pieces of the prompt.
-    question
-        The question: part of the prompt, and the first query.
+    prompt
+        What is asked, as ids; `flarecore.reference.naive_prompt.base_prompt` makes one.
     options
         Options of the loop.
 
@@ -352,4 +312,4 @@ def naive_flare(
     NaiveAnswer
         Sentences with drafts, queries, passages and confidences.
     """
-    return _Loop(source, tokenizer, template, question, options).run()
+    return _Loop(source, tokenizer, prompt, options).run()
