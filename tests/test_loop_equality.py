@@ -1,4 +1,4 @@
-"""Guarantee 3: the whole loop equals the naive one, which starts from nothing for every sentence."""
+"""Guarantee 3: the whole loop equals the naive one, which starts every sentence from nothing."""
 
 import dataclasses
 import re
