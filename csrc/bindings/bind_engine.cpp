@@ -81,11 +81,13 @@ std::shared_ptr<Operation> submit_decode(const SequenceHandle& handle, std::vect
                                          bool until_sentence, bool ignore_eos,
                                          std::vector<std::string> stop, float beta,
                                          uint32_t pass_index, std::vector<TokenId> proposal,
+                                         std::vector<TokenId> lookup,
                                          std::optional<double> deadline_ms) {
   OperationRequest request;
   request.kind = OperationKind::kDecode;
   request.token_ids = std::move(ids);
   request.proposal = std::move(proposal);
+  request.lookup = std::move(lookup);
   request.decode.max_tokens = max_tokens;
   request.decode.sampling = sampling_from_dict(sampling);
   request.decode.pass = pass_index;
@@ -157,7 +159,7 @@ py::dict result_dict(const Operation& operation) {
 
 py::dict config_dict(const Model& model) {
   const DecoderConfig& c = model.config();
-  return py::dict(py::arg("architecture") = c.architecture, py::arg("name") = c.name,
+  return py::dict(py::arg("architecture") = c.architecture_name, py::arg("name") = c.name,
                   py::arg("num_layers") = c.num_layers, py::arg("hidden_size") = c.hidden_size,
                   py::arg("intermediate_size") = c.intermediate_size,
                   py::arg("num_heads") = c.num_heads, py::arg("num_kv_heads") = c.num_kv_heads,
@@ -236,7 +238,8 @@ void bind_sequence(py::module_& m) {
            py::arg("deadline_ms") = py::none())
       .def("decode", &submit_decode, py::arg("token_ids"), py::arg("max_tokens"),
            py::arg("sampling"), py::arg("until_sentence"), py::arg("ignore_eos"), py::arg("stop"),
-           py::arg("beta"), py::arg("pass_index"), py::arg("proposal"), py::arg("deadline_ms"));
+           py::arg("beta"), py::arg("pass_index"), py::arg("proposal"), py::arg("lookup"),
+           py::arg("deadline_ms"));
 }
 
 }  // namespace

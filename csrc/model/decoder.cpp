@@ -54,13 +54,17 @@ void Decoder::plan(Span<const ForwardSegment> segments) {
     }
   }
   ws_->resize(config_);
-  ws_->plan_attention(config_, segments);
+  ws_->plan_attention(config_);
 }
 
 void Decoder::embed(Span<const ForwardSegment> segments) {
   for_rows([&](int row) {
     const auto& r = ws_->rows[row];
-    weights_->token_embedding.dequantize_row(segments[r.segment].tokens[r.index], ws_->hidden(row));
+    float* hidden = ws_->hidden(row);
+    weights_->token_embedding.dequantize_row(segments[r.segment].tokens[r.index], hidden);
+    if (config_.embedding_scale != 1.0f) {
+      for (int i = 0; i < config_.hidden_size; ++i) hidden[i] *= config_.embedding_scale;
+    }
     ws_->fill_rotation(config_, row, r.position);
   });
 }
@@ -78,39 +82,48 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
       {&layer.k, ws_->key.data(), config_.kv_size()},
       {&layer.v, ws_->value.data(), config_.kv_size()}};
   run_linear(qkv, ws_->input, num_rows, threads_);
-  for_rows([&](int row) { rotate_and_store(index, segments, row); });
-  threads_->parallel_for(int64_t(ws_->tiles.size()) * config_.num_kv_heads,
-                         [&](int64_t task, int) { attend(index, segments, task); });
+  for_rows([&](int row) { rotate_and_store(layer, index, segments, row); });
+  const AttentionPlan& plan = ws_->plan_of(config_.layers[index].window);
+  threads_->parallel_for(int64_t(plan.tiles.size()) * config_.num_kv_heads,
+                         [&](int64_t task, int) { attend(index, plan, segments, task); });
   for_rows([&](int row) {
-    join_splits(row);
+    join_splits(plan, row);
     ws_->quantize_if_needed(row, config_.query_size(), {&layer.o});
   });
   const std::vector<LinearTarget> out = {{&layer.o, ws_->delta.data(), config_.hidden_size}};
   run_linear(out, ws_->input, num_rows, threads_);
 }
 
+// residual += delta, normed first where the architecture has a norm after the block.
+void Decoder::add_to_residual(int row, const std::vector<float>& post_norm) {
+  float* delta = ws_->delta.data() + size_t(row) * config_.hidden_size;
+  if (!post_norm.empty()) {
+    kernels().rmsnorm(delta, post_norm.data(), config_.norm_eps, config_.hidden_size, delta);
+  }
+  kernels().add(delta, config_.hidden_size, ws_->hidden(row));
+}
+
 void Decoder::ffn_block(const LayerWeights& layer) {
   const int num_rows = static_cast<int>(ws_->rows.size());
   for_rows([&](int row) {
-    kernels().add(ws_->delta_row(config_, row), config_.hidden_size, ws_->hidden(row));
+    add_to_residual(row, layer.attention_post_norm);
     kernels().rmsnorm(ws_->hidden(row), layer.ffn_norm.data(), config_.norm_eps,
                       config_.hidden_size, ws_->input.row(row));
     ws_->quantize_if_needed(row, config_.hidden_size, {&layer.gate, &layer.up});
   });
   const int64_t ffn = config_.intermediate_size;
+  const auto activate = config_.activation == Activation::kSilu ? kernels().silu_mul
+                                                                : kernels().gelu_tanh_mul;
   const std::vector<LinearTarget> gate_up = {{&layer.gate, ws_->gate.data(), ffn},
                                              {&layer.up, ws_->up.data(), ffn}};
   run_linear(gate_up, ws_->input, num_rows, threads_);
   for_rows([&](int row) {
-    kernels().silu_mul(ws_->gate.data() + row * ffn, ws_->up.data() + row * ffn, ffn,
-                       ws_->input.row(row));
+    activate(ws_->gate.data() + row * ffn, ws_->up.data() + row * ffn, ffn, ws_->input.row(row));
     ws_->quantize_if_needed(row, ffn, {&layer.down});
   });
   const std::vector<LinearTarget> down = {{&layer.down, ws_->delta.data(), config_.hidden_size}};
   run_linear(down, ws_->input, num_rows, threads_);
-  for_rows([&](int row) {
-    kernels().add(ws_->delta_row(config_, row), config_.hidden_size, ws_->hidden(row));
-  });
+  for_rows([&](int row) { add_to_residual(row, layer.ffn_post_norm); });
 }
 
 void Decoder::head(Span<const ForwardSegment> segments, const LogitsConsumer& consume) {

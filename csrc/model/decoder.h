@@ -1,4 +1,4 @@
-// Forward pass of a decoder (Llama architecture) over rows of any number of sequences.
+// Forward pass of a decoder (Llama, Gemma 3) over rows of any number of sequences.
 //
 // Bit-identity (design, guarantee 1): every row's result depends on its own tokens and positions
 // only. Matrix products and norms work row by row in a fixed order; attention walks the KV blocks of
@@ -41,14 +41,19 @@ class Decoder {
  private:
   struct Workspace;
   struct AttentionTile;
+  struct AttentionPlan;
 
   void plan(Span<const ForwardSegment> segments);
   void embed(Span<const ForwardSegment> segments);
   void attention_block(const LayerWeights& layer, int index, Span<const ForwardSegment> segments);
   void ffn_block(const LayerWeights& layer);
-  void rotate_and_store(int layer, Span<const ForwardSegment> segments, int row);
-  void attend(int layer, Span<const ForwardSegment> segments, int64_t task);
-  void join_splits(int row);
+  void rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const;
+  void rotate_and_store(const LayerWeights& weights, int layer,
+                        Span<const ForwardSegment> segments, int row);
+  void attend(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
+              int64_t task);
+  void join_splits(const AttentionPlan& plan, int row);
+  void add_to_residual(int row, const std::vector<float>& post_norm);
   void head(Span<const ForwardSegment> segments, const LogitsConsumer& consume);
   void head_rows(Span<const ForwardSegment> segments, Span<const int> rows);
 

@@ -9,12 +9,21 @@
 namespace flarecore {
 namespace {
 
-// GGUF's Llama weights are permuted so that a pair is two neighbours (2 i, 2 i + 1).
-void rotate_pairs(float* head, const float* cosine, const float* sine, int half) {
+// Pairs (2 i, 2 i + 1): GGUF's Llama weights are permuted for this order.
+void rotate_neighbours(float* head, const float* cosine, const float* sine, int half) {
   for (int i = 0; i < half; ++i) {
     const float a = head[2 * i], b = head[2 * i + 1];
     head[2 * i] = a * cosine[i] - b * sine[i];
     head[2 * i + 1] = a * sine[i] + b * cosine[i];
+  }
+}
+
+// Pairs (i, i + half).
+void rotate_halves(float* head, const float* cosine, const float* sine, int half) {
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half];
+    head[i] = a * cosine[i] - b * sine[i];
+    head[i + half] = a * sine[i] + b * cosine[i];
   }
 }
 
@@ -26,21 +35,30 @@ void store_key(const T* values, int head_dim, int slot, void* block) {
 
 }  // namespace
 
-void Decoder::rotate_and_store(int layer, Span<const ForwardSegment> segments, int row) {
+void Decoder::rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const {
+  if (!norm.empty()) {
+    kernels().rmsnorm(head, norm.data(), config_.norm_eps, config_.head_dim, head);
+  }
+  const int half = config_.rotary_dim / 2;
+  const size_t offset = (size_t(row) * config_.rotaries.size() + rotary) * half;
+  const auto rotate = config_.rotates_neighbours ? rotate_neighbours : rotate_halves;
+  rotate(head, ws_->cosine.data() + offset, ws_->sine.data() + offset, half);
+}
+
+void Decoder::rotate_and_store(const LayerWeights& weights, int layer,
+                               Span<const ForwardSegment> segments, int row) {
   const auto& r = ws_->rows[row];
-  const int half = config_.rotary_dim / 2, head_dim = config_.head_dim;
-  const float* cosine = ws_->cosine.data() + size_t(row) * half;
-  const float* sine = ws_->sine.data() + size_t(row) * half;
+  const int head_dim = config_.head_dim, rotary = config_.layers[layer].rotary;
   float* query = ws_->query.data() + size_t(row) * config_.query_size();
   for (int h = 0; h < config_.num_heads; ++h) {
-    rotate_pairs(query + h * head_dim, cosine, sine, half);
+    rotate_head(query + h * head_dim, weights.q_norm, rotary, row);
   }
   const BlockId block = segments[r.segment].blocks[r.position / kBlockTokens];
   const int slot = r.position % kBlockTokens;
   for (int h = 0; h < config_.num_kv_heads; ++h) {
     float* key = ws_->key.data() + size_t(row) * config_.kv_size() + h * head_dim;
     const float* value = ws_->value.data() + size_t(row) * config_.kv_size() + h * head_dim;
-    rotate_pairs(key, cosine, sine, half);
+    rotate_head(key, weights.k_norm, rotary, row);
     uint8_t* k_block = blocks_->data(block) + layout_.k_offset(layer, h);
     uint8_t* v_row = blocks_->data(block) + layout_.v_offset(layer, h) +
                      slot * head_dim * layout_.value_size_bytes();
@@ -56,11 +74,12 @@ void Decoder::rotate_and_store(int layer, Span<const ForwardSegment> segments, i
   }
 }
 
-void Decoder::attend(int layer, Span<const ForwardSegment> segments, int64_t task) {
+void Decoder::attend(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
+                     int64_t task) {
   const int kv_head = static_cast<int>(task % config_.num_kv_heads);
   const int64_t tile_index = task / config_.num_kv_heads;
-  const AttentionTile& tile = ws_->tiles[tile_index];
-  const int group = config_.num_heads / config_.num_kv_heads;
+  const AttentionTile& tile = plan.tiles[tile_index];
+  const int group = config_.num_group_heads();
   const int num_blocks = tile.block_end - tile.block_begin;
   const void* k_blocks[kSplitBlocks];
   const void* v_blocks[kSplitBlocks];
@@ -70,11 +89,12 @@ void Decoder::attend(int layer, Span<const ForwardSegment> segments, int64_t tas
     v_blocks[i] = base + layout_.v_offset(layer, kv_head);
   }
   int32_t first_visible[kMaxAttentionRows], end_visible[kMaxAttentionRows];
-  const int split_begin = tile.block_begin * kBlockTokens;
+  const int split_begin = tile.block_begin * kBlockTokens, split_size = num_blocks * kBlockTokens;
   for (int i = 0; i < tile.num_rows; ++i) {
-    const int end = ws_->rows[tile.row_begin + i].position + 1 - split_begin;
-    first_visible[i] = 0;
-    end_visible[i] = std::max(0, std::min(end, num_blocks * kBlockTokens));
+    const int end = ws_->rows[tile.row_begin + i].position + 1;
+    const int first = plan.window == 0 ? 0 : std::max(0, end - plan.window);
+    first_visible[i] = std::clamp(first - split_begin, 0, split_size);
+    end_visible[i] = std::clamp(end - split_begin, 0, split_size);
   }
   const size_t cell = size_t(task) * kMaxAttentionRows * group;
   AttentionArgs args;
@@ -84,7 +104,7 @@ void Decoder::attend(int layer, Span<const ForwardSegment> segments, int64_t tas
   args.num_rows = tile.num_rows;
   args.num_group_heads = group;
   args.head_dim = config_.head_dim;
-  args.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+  args.scale = config_.attention_scale;
   args.kv_float16 = layout_.float16;
   args.k_blocks = k_blocks;
   args.v_blocks = v_blocks;
@@ -99,22 +119,22 @@ void Decoder::attend(int layer, Span<const ForwardSegment> segments, int64_t tas
 }
 
 // softmax over all splits: weights exp(max_s - max) bring the splits' sums to one scale.
-void Decoder::join_splits(int row) {
-  const int group = config_.num_heads / config_.num_kv_heads, head_dim = config_.head_dim;
+void Decoder::join_splits(const AttentionPlan& plan, int row) {
+  const int group = config_.num_group_heads(), head_dim = config_.head_dim;
   float* out = ws_->input.row(row);
   for (int h = 0; h < config_.num_heads; ++h) {
     const auto cell_of = [&](int tile) {
       const size_t task = size_t(tile) * config_.num_kv_heads + h / group;
-      return (task * kMaxAttentionRows + (row - ws_->tiles[tile].row_begin)) * group + h % group;
+      return (task * kMaxAttentionRows + (row - plan.tiles[tile].row_begin)) * group + h % group;
     };
     float max = -INFINITY;
-    for (int t = ws_->first_tile[row]; t < ws_->end_tile[row]; ++t) {
+    for (int t = plan.first_tile[row]; t < plan.end_tile[row]; ++t) {
       max = std::max(max, ws_->partial_max[cell_of(t)]);
     }
     float sum = 0.0f;
     float* head_out = out + h * head_dim;
     std::fill(head_out, head_out + head_dim, 0.0f);
-    for (int t = ws_->first_tile[row]; t < ws_->end_tile[row]; ++t) {
+    for (int t = plan.first_tile[row]; t < plan.end_tile[row]; ++t) {
       const size_t cell = cell_of(t);
       if (ws_->partial_max[cell] == -INFINITY) continue;
       const float weight = std::exp(ws_->partial_max[cell] - max);

@@ -61,6 +61,14 @@ LayerWeights load_layer(TensorLoader* loader, const DecoderConfig& config, int i
   LayerWeights layer;
   layer.attention_norm = loader->vector(prefix + "attn_norm.weight", hidden);
   layer.ffn_norm = loader->vector(prefix + "ffn_norm.weight", hidden);
+  if (config.norms_heads) {
+    layer.q_norm = loader->vector(prefix + "attn_q_norm.weight", config.head_dim);
+    layer.k_norm = loader->vector(prefix + "attn_k_norm.weight", config.head_dim);
+  }
+  if (config.norms_outputs) {
+    layer.attention_post_norm = loader->vector(prefix + "post_attention_norm.weight", hidden);
+    layer.ffn_post_norm = loader->vector(prefix + "post_ffw_norm.weight", hidden);
+  }
   layer.q = loader->matrix(prefix + "attn_q.weight", config.query_size(), hidden);
   layer.k = loader->matrix(prefix + "attn_k.weight", config.kv_size(), hidden);
   layer.v = loader->matrix(prefix + "attn_v.weight", config.kv_size(), hidden);

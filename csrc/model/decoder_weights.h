@@ -13,6 +13,8 @@ namespace flarecore {
 struct LayerWeights {
   std::vector<float> attention_norm;  // (hidden)
   std::vector<float> ffn_norm;        // (hidden)
+  std::vector<float> q_norm, k_norm;  // (head_dim), only if the config norms heads
+  std::vector<float> attention_post_norm, ffn_post_norm;  // (hidden), only if it norms outputs
   PackedMatrix q, k, v, o;            // (query, hidden), (kv, hidden) twice, (hidden, query)
   PackedMatrix gate, up, down;        // (ffn, hidden) twice, (hidden, ffn)
 };

@@ -22,51 +22,68 @@ void Decoder::Workspace::resize(const DecoderConfig& config) {
   grow(&value, num_rows * config.kv_size());
   grow(&gate, num_rows * config.intermediate_size);
   grow(&up, num_rows * config.intermediate_size);
-  grow(&cosine, num_rows * (config.rotary_dim / 2));
-  grow(&sine, num_rows * (config.rotary_dim / 2));
+  const size_t angles = num_rows * config.rotaries.size() * (config.rotary_dim / 2);
+  grow(&cosine, angles);
+  grow(&sine, angles);
   const int64_t widest =
       std::max({config.hidden_size, config.intermediate_size, config.query_size()});
   // The head's input reuses these rows, so there are always enough for it.
   input.resize(std::max<int64_t>(num_rows, 8), widest);
 }
 
-void Decoder::Workspace::plan_attention(const DecoderConfig& config,
-                                        Span<const ForwardSegment> segments) {
-  tiles.clear();
-  first_tile.assign(rows.size(), 0);
-  end_tile.assign(rows.size(), 0);
-  int row = 0;
-  for (size_t s = 0; s < segments.size(); ++s) {
-    const int segment_end = row + static_cast<int>(segments[s].tokens.size());
-    while (row < segment_end) {
-      const int num_rows = std::min(kMaxAttentionRows, segment_end - row);
-      const int num_blocks = rows[row + num_rows - 1].position / kBlockTokens + 1;
-      const int first = static_cast<int>(tiles.size());
-      for (int block = 0; block < num_blocks; block += kSplitBlocks) {
-        tiles.push_back({static_cast<int>(s), row, num_rows, block,
-                         std::min(block + kSplitBlocks, num_blocks)});
-      }
-      for (int i = 0; i < num_rows; ++i) {
-        first_tile[row + i] = first;
-        end_tile[row + i] = static_cast<int>(tiles.size());
-      }
-      row += num_rows;
-    }
+void Decoder::Workspace::plan_attention(const DecoderConfig& config) {
+  plans.clear();
+  for (const LayerConfig& layer : config.layers) {
+    const auto known = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {
+      return plan.window == layer.window;
+    });
+    if (known != plans.end()) continue;
+    plans.emplace_back();
+    plans.back().window = layer.window;
+    plan_tiles(&plans.back());
   }
-  const size_t group = config.num_heads / config.num_kv_heads;
-  const size_t cells = tiles.size() * config.num_kv_heads * kMaxAttentionRows * group;
+  size_t num_tiles = 0;
+  for (const AttentionPlan& plan : plans) num_tiles = std::max(num_tiles, plan.tiles.size());
+  const size_t cells = num_tiles * config.num_kv_heads * kMaxAttentionRows * config.num_group_heads();
   grow(&partial_out, cells * config.head_dim);
   grow(&partial_max, cells);
   grow(&partial_sum, cells);
 }
 
+void Decoder::Workspace::plan_tiles(AttentionPlan* plan) {
+  const int total = static_cast<int>(rows.size());
+  plan->first_tile.assign(total, 0);
+  plan->end_tile.assign(total, 0);
+  for (int row = 0, end = 0; row < total; row = end) {
+    while (end < total && end - row < kMaxAttentionRows && rows[end].segment == rows[row].segment) {
+      ++end;
+    }
+    const int num_blocks = rows[end - 1].position / kBlockTokens + 1;
+    // Splits that no row sees are left out; the others begin where they always begin.
+    const int first_visible =
+        plan->window == 0 ? 0 : std::max(0, rows[row].position + 1 - plan->window);
+    const int first_split = first_visible / (kSplitBlocks * kBlockTokens) * kSplitBlocks;
+    const int first = static_cast<int>(plan->tiles.size());
+    for (int block = first_split; block < num_blocks; block += kSplitBlocks) {
+      plan->tiles.push_back({rows[row].segment, row, end - row, block,
+                             std::min(block + kSplitBlocks, num_blocks)});
+    }
+    std::fill(plan->first_tile.begin() + row, plan->first_tile.begin() + end, first);
+    std::fill(plan->end_tile.begin() + row, plan->end_tile.begin() + end,
+              static_cast<int>(plan->tiles.size()));
+  }
+}
+
 void Decoder::Workspace::fill_rotation(const DecoderConfig& config, int row, int position) {
-  const int half = config.rotary_dim / 2;
-  for (int i = 0; i < half; ++i) {
-    // The angle is rounded to float32 as in the transformers implementation.
-    const double angle = static_cast<float>(position) * config.inverse_frequency[i];
-    cosine[size_t(row) * half + i] = static_cast<float>(std::cos(angle));
-    sine[size_t(row) * half + i] = static_cast<float>(std::sin(angle));
+  const size_t half = config.rotary_dim / 2;
+  size_t out = size_t(row) * config.rotaries.size() * half;
+  for (const RotaryConfig& rotary : config.rotaries) {
+    for (size_t i = 0; i < half; ++i, ++out) {
+      // The angle is rounded to float32 as in the transformers implementation.
+      const double angle = static_cast<float>(position) * rotary.inverse_frequency[i];
+      cosine[out] = static_cast<float>(std::cos(angle));
+      sine[out] = static_cast<float>(std::sin(angle));
+    }
   }
 }
 

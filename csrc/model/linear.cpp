@@ -13,17 +13,17 @@ void ActivationRows::resize(int64_t num_rows, int64_t max_cols) {
   values_.resize(size);
   q_.resize(size);
   scale_.resize(size / kGroupSize);
-  sum_.resize(size / kGroupSize);
+  sums_.resize(2 * size / kGroupSize);
 }
 
 void ActivationRows::quantize(int64_t r, int64_t num_cols) {
   kernels().quantize_row(row(r), num_cols, q_.data() + r * num_cols,
                          scale_.data() + r * (num_cols / kGroupSize),
-                         sum_.data() + r * (num_cols / kGroupSize));
+                         sums_.data() + 2 * r * (num_cols / kGroupSize));
 }
 
 QuantizedRows ActivationRows::quantized(int64_t num_cols) const {
-  return {q_.data(), scale_.data(), sum_.data(), num_cols};
+  return {q_.data(), scale_.data(), sums_.data(), num_cols};
 }
 
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,

@@ -3,12 +3,11 @@
 
 #include <vector>
 
+#include "common/span.h"
 #include "common/thread_pool.h"
 #include "model/packed_matrix.h"
 
 namespace flarecore {
-
-inline bool is_quantized(WeightFormat format) { return format >= WeightFormat::kQ4; }
 
 // Input rows of a product: float32, and int8 with scales where a quantised matrix reads them.
 class ActivationRows {
@@ -29,7 +28,7 @@ class ActivationRows {
   std::vector<float> values_;
   std::vector<int8_t> q_;
   std::vector<float> scale_;
-  std::vector<int32_t> sum_;
+  std::vector<float> sums_;
 };
 
 struct LinearTarget {
