@@ -325,7 +325,8 @@ def decode_constants(num_heads: int, group: int, head_dim: int) -> dict[str, int
         "JOIN": 4 if block_d <= 128 else 2,
         "UPCAST": INTERPRETED,
         "num_warps": 4,
-        "num_stages": 3,
+        # Half of the stages go to the block ids: this keeps two tiles of keys and values in flight.
+        "num_stages": 5,
     }
 
 

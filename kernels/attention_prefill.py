@@ -191,6 +191,7 @@ def prefill_constants(group: int, head_dim: int) -> dict[str, int | bool]:
         "BLOCK_N": 64 if block_d <= 128 else 32,
         "BLOCK_TOKENS": BLOCK_TOKENS,
         "UPCAST": INTERPRETED,
-        "num_warps": 4,
-        "num_stages": 2,
+        # Eight warps keep the accumulator of wide heads within the registers (COMPILED.md).
+        "num_warps": 4 if block_d <= 64 else 8,
+        "num_stages": 3,
     }

@@ -51,13 +51,21 @@ def _attend(
     MASKED: tl.constexpr,  # False: every row sees every token of the range
     UPCAST: tl.constexpr,  # float32 products (the interpreter cannot multiply bfloat16)
 ):
+    tl.static_assert(BLOCK_N == BLOCK_TOKENS or BLOCK_N == 2 * BLOCK_TOKENS)
     d = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_N)
     for begin in range(token_begin, token_end, BLOCK_N):
         token = begin + lane
         needed = (token >= first_needed) & (token <= last_needed)
-        block = tl.load(table_ptr + token // BLOCK_TOKENS, mask=needed, other=0)
-        slot = block.to(tl.int64) * cache_stride + (token % BLOCK_TOKENS) * HEAD_DIM
+        # Block ids as scalars: the compiler then keeps several tiles of keys and values in flight,
+        # and their addresses in few registers. Blocks outside the needed range may be freed ones.
+        at = table_ptr + begin // BLOCK_TOKENS
+        block = tl.load(at, mask=begin + BLOCK_TOKENS > first_needed, other=0).to(tl.int64)
+        offset = block * cache_stride
+        if BLOCK_N == 2 * BLOCK_TOKENS:
+            second = tl.load(at + 1, mask=begin + BLOCK_TOKENS <= last_needed, other=0)
+            offset = tl.where(lane < BLOCK_TOKENS, offset, second.to(tl.int64) * cache_stride)
+        slot = offset + (lane % BLOCK_TOKENS) * HEAD_DIM
         k_mask = needed[None, :] & (d < HEAD_DIM)[:, None]
         k = tl.load(k_ptr + slot[None, :] + d[:, None], mask=k_mask, other=0.0)
         if UPCAST:
