@@ -207,7 +207,7 @@ def test_forged_contents_are_refused(name, saved, tmp_path):
     assert levels[GROUND_ELEMENT] == 0 and levels.max() > 0
     header, sections = FORGERIES[name]
     path = forge(saved, tmp_path / "forged", header, sections)
-    with pytest.raises(IndexFileError, match="forged|index graph"):
+    with pytest.raises(IndexFileError, match=r"forged|index graph"):
         HnswRetriever.load(path, TableEncoder(TABLE))
 
 
