@@ -229,6 +229,15 @@ class FlareConfig:
             "max_query_tokens": 64}
         return cls.paper(**values | changes)
 
+    @property
+    def may_retrieve(self) -> bool:
+        """Whether any answer can search."""
+        on_question = self.initial_retrieval
+        off = self.trigger == "never" or (
+            self.trigger == "min" and self.theta == 0.0 and not self.theta_zero_always)
+        on_drafts = not off and self.max_retrievals_per_sentence > 0
+        return self.max_retrievals != 0 and (on_question or on_drafts)
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> FlareConfig:
         """Options from a dictionary of JSON values (`sampling` and `template` as objects).

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import weakref
-from collections.abc import Callable, Generator, Sequence as SequenceOf
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +24,58 @@ from flarecore.model import Model
 from flarecore.sampling import SamplingParams
 from flarecore.tokenizer import Tokenizer
 
-__all__ = ["Checkpoint", "Decoded", "Engine", "EngineStats", "Operation", "OperationStats", "Scored",
-           "Sequence"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Checkpoint", "DecodeOptions", "Decoded", "Engine", "EngineStats", "Operation",
+           "OperationStats", "Scored", "Sequence"]
 
 T = TypeVar("T")
 TokenIds = SequenceOf[int]
-_GREEDY = SamplingParams()
+
+
+class DecodeOptions(TypedDict, total=False):
+    """Options of :meth:`Sequence.decode` and :meth:`Sequence.regenerate`.
+
+    Attributes
+    ----------
+    sampling : SamplingParams
+        Greedy by default.
+    until : {"sentence", "eos"}
+        Where to stop at the latest. With ``"sentence"`` (default) the sequence ends exactly at the
+        sentence's end; a token looked at to find it begins the next decode.
+    stop : sequence of str
+        Text that ends the decode and is cut off. It may begin in one token and end in another.
+    beta : float
+        Mask threshold: ``Decoded.mask`` marks tokens with a confidence below it.
+    pass_index : int
+        Which random numbers are drawn: 0 for a draft, 1 (default) for a regeneration.
+    proposal : sequence of int
+        Guessed continuation. It is verified in the same forward passes: the result is the same with
+        or without it, only faster if it is right.
+    lookup : sequence of int
+        Text whose wording may recur (evidence, question). Where the last tokens are found in it, or
+        in the proposal, what follows there is proposed next.
+    ignore_eos : bool
+        Decode through end-of-text tokens.
+    deadline_ms : float
+        Fails with DeadlineExceeded when this many milliseconds have passed.
+    """
+
+    sampling: SamplingParams
+    until: str
+    stop: SequenceOf[str]
+    beta: float | None
+    pass_index: int
+    proposal: TokenIds
+    lookup: TokenIds
+    ignore_eos: bool
+    deadline_ms: float | None
+
+
+_DECODE_DEFAULTS: dict[str, Any] = {
+    "sampling": SamplingParams(), "until": "sentence", "stop": (), "beta": None, "pass_index": 1,
+    "proposal": (), "lookup": (), "ignore_eos": False, "deadline_ms": None}
 
 
 @dataclass(frozen=True)
@@ -178,10 +226,8 @@ class Operation(Generic[T]):
         finished = asyncio.Event()
 
         def wake() -> None:
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(finished.set)
-            except RuntimeError:
-                pass  # the loop was closed: nobody waits any more
 
         self._native.on_done(wake)
         try:
@@ -253,19 +299,13 @@ class Sequence:
         """
         return self.extend_async(token_ids, deadline_ms=deadline_ms).result()
 
-    def decode_async(self, max_tokens: int, *, sampling: SamplingParams = _GREEDY,
-                     until: str = "sentence", stop: SequenceOf[str] = (), beta: float | None = None,
-                     pass_index: int = 0, proposal: TokenIds = (), ignore_eos: bool = False,
-                     deadline_ms: float | None = None) -> Operation[Decoded]:
+    def decode_async(self, max_tokens: int,
+                     **options: Unpack[DecodeOptions]) -> Operation[Decoded]:
         """Starts :meth:`decode`."""
-        return self.regenerate_async((), max_tokens=max_tokens, sampling=sampling, until=until,
-                                     stop=stop, beta=beta, pass_index=pass_index, proposal=proposal,
-                                     ignore_eos=ignore_eos, deadline_ms=deadline_ms)
+        options.setdefault("pass_index", 0)
+        return self.regenerate_async((), max_tokens=max_tokens, **options)
 
-    def decode(self, max_tokens: int, *, sampling: SamplingParams = _GREEDY,
-               until: str = "sentence", stop: SequenceOf[str] = (), beta: float | None = None,
-               pass_index: int = 0, proposal: TokenIds = (), ignore_eos: bool = False,
-               deadline_ms: float | None = None) -> Decoded:
+    def decode(self, max_tokens: int, **options: Unpack[DecodeOptions]) -> Decoded:
         """Samples tokens until a rule ends it, and appends them to the sequence.
 
         Parameters
@@ -273,70 +313,58 @@ class Sequence:
         max_tokens : int
             Most tokens to sample, at least 1. A sentence that reaches it inside a UTF-8 character
             ends before that character.
-        sampling : SamplingParams
-        until : {"sentence", "eos"}
-            Where to stop at the latest. With ``"sentence"`` the sequence ends exactly at the
-            sentence's end; a token looked at to find it begins the next decode.
-        stop : sequence of str
-            Text that ends the decode and is cut off. It may begin in one token and end in another.
-        beta : float, optional
-            Mask threshold: ``mask`` marks tokens with a confidence below it.
-        pass_index : int
-            Which random numbers are drawn: 0 for a draft, 1 for a regeneration.
-        proposal : sequence of int
-            Guessed continuation. It is verified in the same forward passes: the result is the same
-            with or without it, only faster if it is right.
-        ignore_eos : bool
-            Decode through end-of-text tokens.
-        deadline_ms : float, optional
-            Fails with DeadlineExceeded when this many milliseconds have passed.
+        **options
+            See :class:`DecodeOptions`; ``pass_index`` is 0 here.
 
         Raises
         ------
         ConfigError
-            An option is wrong, or the sequence is empty or closed.
+            An option is wrong or unknown, or the sequence is empty or closed.
         ContextOverflowError
             The context is full.
         OutOfBlocksError, SequenceBusyError, CancelledError, DeadlineExceeded
             The sequence is as it was before the call.
         """
-        return self.decode_async(max_tokens, sampling=sampling, until=until, stop=stop, beta=beta,
-                                 pass_index=pass_index, proposal=proposal, ignore_eos=ignore_eos,
-                                 deadline_ms=deadline_ms).result()
+        return self.decode_async(max_tokens, **options).result()
 
     def regenerate_async(self, evidence_ids: TokenIds, *, max_tokens: int,
-                         sampling: SamplingParams = _GREEDY, until: str = "sentence",
-                         stop: SequenceOf[str] = (), beta: float | None = None, pass_index: int = 1,
-                         proposal: TokenIds = (), ignore_eos: bool = False,
-                         deadline_ms: float | None = None) -> Operation[Decoded]:
+                         **options: Unpack[DecodeOptions]) -> Operation[Decoded]:
         """Starts :meth:`regenerate`."""
+        unknown = set(options) - set(_DECODE_DEFAULTS)
+        if unknown:
+            raise ConfigError(f"unknown decode option {min(unknown)!r}; known: "
+                              f"{', '.join(sorted(_DECODE_DEFAULTS))}")
+        chosen = {**_DECODE_DEFAULTS, **options}
+        until, stop, sampling = chosen["until"], chosen["stop"], chosen["sampling"]
         if until not in ("sentence", "eos"):
             raise ConfigError(f"until must be 'sentence' or 'eos', got {until!r}")
         if isinstance(stop, str):
             raise ConfigError(f"stop must be a sequence of strings, got the string {stop!r}; "
                               f"pass [{stop!r}]")
-        options = sampling.to_dict()
-        options["logit_bias"] = dict(sampling.logit_bias)
+        if not isinstance(sampling, SamplingParams):
+            raise ConfigError(f"sampling must be SamplingParams, got {type(sampling).__name__}")
+        raw_sampling = {**sampling.to_dict(), "logit_bias": dict(sampling.logit_bias)}
         return Operation(
-            self._native.decode(list(evidence_ids), max_tokens, options, until == "sentence",
-                                ignore_eos, list(stop), beta or 0.0, pass_index, list(proposal),
-                                deadline_ms),
+            self._native.decode(
+                list(evidence_ids), max_tokens, raw_sampling, until == "sentence",
+                chosen["ignore_eos"], list(stop), chosen["beta"] or 0.0, chosen["pass_index"],
+                list(chosen["proposal"]), list(chosen["lookup"]), chosen["deadline_ms"]),
             _to_decoded)
 
     def regenerate(self, evidence_ids: TokenIds, *, max_tokens: int,
-                   sampling: SamplingParams = _GREEDY, until: str = "sentence",
-                   stop: SequenceOf[str] = (), beta: float | None = None, pass_index: int = 1,
-                   proposal: TokenIds = (), ignore_eos: bool = False,
-                   deadline_ms: float | None = None) -> Decoded:
+                   **options: Unpack[DecodeOptions]) -> Decoded:
         """Appends the evidence and decodes, as one operation.
 
-        The proposal (usually the draft's tokens) rides on the evidence's own prefill. Other
-        parameters and errors as for :meth:`decode`.
+        The proposal (usually the draft's tokens) rides on the evidence's own prefill.
+
+        Parameters
+        ----------
+        evidence_ids : sequence of int
+        max_tokens : int
+        **options
+            See :class:`DecodeOptions`. Errors as for :meth:`decode`.
         """
-        return self.regenerate_async(evidence_ids, max_tokens=max_tokens, sampling=sampling,
-                                     until=until, stop=stop, beta=beta, pass_index=pass_index,
-                                     proposal=proposal, ignore_eos=ignore_eos,
-                                     deadline_ms=deadline_ms).result()
+        return self.regenerate_async(evidence_ids, max_tokens=max_tokens, **options).result()
 
     def score_async(self, token_ids: TokenIds, *, beta: float | None = None,
                     deadline_ms: float | None = None) -> Operation[Scored]:
@@ -365,7 +393,7 @@ class Sequence:
         self._native.rollback(checkpoint._native)
 
     def fork(self) -> Sequence:
-        """A second sequence with the same content. KV blocks are shared until one of them writes."""
+        """A second sequence with the same content. KV blocks are shared until one writes."""
         return Sequence(self.engine, self._native.fork())
 
     def close(self) -> None:

@@ -191,6 +191,11 @@ class TokenizerLike(Protocol):
         """Source of the chat template; None for a base model."""
         ...
 
+    @property
+    def token_table(self) -> list[bytes]:
+        """(vocab_size,) bytes of every id."""
+        ...
+
     def encode(
         self, text: str, *, add_bos: bool = False, parse_special: bool = False
     ) -> list[int]:

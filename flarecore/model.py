@@ -1,4 +1,4 @@
-"""A decoder model: its file, configuration and tokenizer. Weights are packed by the first engine."""
+"""A decoder model: file, configuration and tokenizer. The first engine packs its weights."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ class PromptTemplate:
     """The text pieces that prompts are put together from.
 
     Pieces are encoded one by one, so a piece has the same tokens wherever it stands. A literal
-    brace is written twice. Special-token text counts as special in the pieces of the template
-    itself (not in `passage`) and never in what is filled in.
+    brace is written twice. Special-token text counts as special in `head`, `answer`, the question
+    of a base template and the evidence pieces, and never in what is filled in.
 
     Parameters
     ----------

@@ -302,12 +302,6 @@ class Trace:
         return cls.from_dict(loads_object("trace", text))
 
 
-def passage_trace(passage: Any, num_tokens: int) -> PassageTrace:
-    """What a trace keeps of a :class:`flarecore.Passage`."""
-    return PassageTrace(
-        passage.id, passage.title, passage.text, float(passage.score), num_tokens)
-
-
 def add_counts(stats: FlareStats, **more: float) -> FlareStats:
     """`stats` with each named count or time increased."""
     return dataclasses.replace(

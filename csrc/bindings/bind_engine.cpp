@@ -81,11 +81,13 @@ std::shared_ptr<Operation> submit_decode(const SequenceHandle& handle, std::vect
                                          bool until_sentence, bool ignore_eos,
                                          std::vector<std::string> stop, float beta,
                                          uint32_t pass_index, std::vector<TokenId> proposal,
+                                         std::vector<TokenId> lookup,
                                          std::optional<double> deadline_ms) {
   OperationRequest request;
   request.kind = OperationKind::kDecode;
   request.token_ids = std::move(ids);
   request.proposal = std::move(proposal);
+  request.lookup = std::move(lookup);
   request.decode.max_tokens = max_tokens;
   request.decode.sampling = sampling_from_dict(sampling);
   request.decode.pass = pass_index;
@@ -236,7 +238,8 @@ void bind_sequence(py::module_& m) {
            py::arg("deadline_ms") = py::none())
       .def("decode", &submit_decode, py::arg("token_ids"), py::arg("max_tokens"),
            py::arg("sampling"), py::arg("until_sentence"), py::arg("ignore_eos"), py::arg("stop"),
-           py::arg("beta"), py::arg("pass_index"), py::arg("proposal"), py::arg("deadline_ms"));
+           py::arg("beta"), py::arg("pass_index"), py::arg("proposal"), py::arg("lookup"),
+           py::arg("deadline_ms"));
 }
 
 }  // namespace

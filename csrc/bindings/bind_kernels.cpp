@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -172,6 +173,14 @@ void bind_kernels(py::module_& m) {
         "Threads this process may really use: CPU affinity and cgroup quota.");
 
   py::module_ t = m.def_submodule("testing", "Kernels one by one, for tests and benchmarks.");
+  t.def(
+      "choose_isa",
+      [](const std::string& wanted, const std::vector<std::string>& available) {
+        std::vector<CpuIsa> isas;
+        for (const std::string& name : available) isas.push_back(isa_of_name(name));
+        return isa_name(choose_isa(wanted.c_str(), isas));
+      },
+      "The level FLARECORE_CPU_ISA=wanted gives on a machine that has `available`.");
   bind_elementwise(t);
   t.def("attention", &attention<float>, py::arg("isa"), py::arg("q"), py::arg("k"), py::arg("v"),
         py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),

@@ -51,25 +51,11 @@ std::string join_names(const std::vector<CpuIsa>& isas) {
   return names;
 }
 
-void check_available(CpuIsa isa) {
-  const std::vector<CpuIsa> available = available_isas();
+void check_available(CpuIsa isa, const std::vector<CpuIsa>& available) {
   check(std::find(available.begin(), available.end(), isa) != available.end(),
         ErrorKind::kUnsupported, "CPU level ", isa_name(isa),
         " is not available on this machine, which has: ", join_names(available),
         ". Unset FLARECORE_CPU_ISA or choose one of these");
-}
-
-CpuIsa choose_isa() {
-  const char* wanted = std::getenv("FLARECORE_CPU_ISA");
-  if (wanted == nullptr || *wanted == '\0') return available_isas().back();
-  for (CpuIsa isa : kAllIsas) {
-    if (std::string(wanted) == isa_name(isa)) {
-      check_available(isa);
-      return isa;
-    }
-  }
-  fail(ErrorKind::kConfig, "FLARECORE_CPU_ISA is '", wanted, "', which is no CPU level; choose one of: ",
-       join_names({std::begin(kAllIsas), std::end(kAllIsas)}));
 }
 
 }  // namespace
@@ -92,8 +78,21 @@ std::vector<CpuIsa> available_isas() {
   return isas;
 }
 
+CpuIsa choose_isa(const char* wanted, const std::vector<CpuIsa>& available) {
+  if (wanted == nullptr || *wanted == '\0') return available.back();
+  for (CpuIsa isa : kAllIsas) {
+    if (std::string(wanted) == isa_name(isa)) {
+      check_available(isa, available);
+      return isa;
+    }
+  }
+  fail(ErrorKind::kConfig, "FLARECORE_CPU_ISA is '", wanted,
+       "', which is no CPU level; choose one of: ",
+       join_names({std::begin(kAllIsas), std::end(kAllIsas)}));
+}
+
 CpuIsa active_isa() {
-  static const CpuIsa isa = choose_isa();
+  static const CpuIsa isa = choose_isa(std::getenv("FLARECORE_CPU_ISA"), available_isas());
   return isa;
 }
 
@@ -103,7 +102,7 @@ const KernelTable& kernels() {
 }
 
 const KernelTable& kernels_of(CpuIsa isa) {
-  check_available(isa);
+  check_available(isa, available_isas());
 #ifdef FLARECORE_X86
   if (isa == CpuIsa::kAvx2) return kernel_table_avx2();
   if (isa == CpuIsa::kAvx512) return kernel_table_avx512();

@@ -170,7 +170,7 @@ int Engine::num_tokens(const Sequence& sequence) {
 
 void Engine::validate(const Sequence& sequence, const OperationRequest& request) const {
   const int64_t vocab = model_->config().vocab_size;
-  for (const std::vector<TokenId>* ids : {&request.token_ids, &request.proposal}) {
+  for (const std::vector<TokenId>* ids : {&request.token_ids, &request.proposal, &request.lookup}) {
     for (TokenId id : *ids) {
       check(id >= 0 && id < vocab, ErrorKind::kConfig, "token id ", id,
             " is not in the vocabulary of ", vocab, " tokens");

@@ -12,6 +12,12 @@ double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
+// Plain decoding has no text to look things up in and stays plain.
+std::vector<std::vector<TokenId>> proposal_sources(const OperationRequest& request) {
+  if (request.proposal.empty() && request.lookup.empty()) return {};
+  return {request.lookup, request.token_ids, request.proposal};
+}
+
 }  // namespace
 
 Operation::Operation(std::shared_ptr<Sequence> sequence, OperationRequest request,
@@ -19,6 +25,7 @@ Operation::Operation(std::shared_ptr<Sequence> sequence, OperationRequest reques
     : sequence_(std::move(sequence)),
       request_(std::move(request)),
       context_length_(context_length),
+      proposer_(request_.proposal, proposal_sources(request_)),
       tokens_(sequence_->tokens),
       start_tokens_(static_cast<int>(tokens_.size())),
       start_computed_(sequence_->kv.num_computed),
@@ -108,29 +115,21 @@ bool Operation::take(const Sampled& sampled) {
   return finished;
 }
 
-// The proposal is of use as long as everything sampled so far equals its beginning.
-bool Operation::proposal_holds() const {
-  const size_t sampled = tokens_.size() - decode_start_;
-  return sampled < request_.proposal.size() &&
-         std::equal(tokens_.begin() + decode_start_, tokens_.end(), request_.proposal.begin());
-}
-
 ForwardSegment Operation::plan(KvCache* cache, int max_rows) {
   KvSequence& kv = sequence_->kv;
   const int num_tokens = static_cast<int>(tokens_.size());
   int end = num_tokens;  // positions [num_computed, end) are fed
   step_tokens_.assign(tokens_.begin() + kv.num_computed, tokens_.end());
-  if (state_ && proposal_holds()) {
-    const size_t sampled = tokens_.size() - decode_start_;
-    step_tokens_.insert(step_tokens_.end(), request_.proposal.begin() + sampled,
-                        request_.proposal.end());
+  if (state_) {
     // n fed rows of a proposal give n + 1 tokens: no more of them than may still be sampled.
-    const size_t useful = std::min(request_.proposal.size(),
-                                   static_cast<size_t>(request_.decode.max_tokens - 1));
-    end = std::min(num_tokens + static_cast<int>(useful) - static_cast<int>(sampled),
-                   context_length_ - 1);
-    end = std::max(end, num_tokens);
-  } else if (!state_) {
+    const int sampled = num_tokens - decode_start_;
+    const int room = std::min({request_.decode.max_tokens - sampled - 1,
+                               context_length_ - 1 - num_tokens,
+                               max_rows - (num_tokens - kv.num_computed)});
+    const Span<const TokenId> proposal = proposer_.propose(tokens_, sampled, room);
+    step_tokens_.insert(step_tokens_.end(), proposal.begin(), proposal.end());
+    end += static_cast<int>(proposal.size());
+  } else {
     end = num_tokens - 1;  // the last token's row is fed when its logits are asked for
   }
   step_position_ = kv.num_computed;
@@ -142,10 +141,11 @@ ForwardSegment Operation::plan(KvCache* cache, int max_rows) {
   step_valid_rows_ = step_logits_begin_;
   cache->reserve(&kv, step_position_ + step_rows_);
 
-  const int num_proposed = std::max(0, step_position_ + step_rows_ - num_tokens);
-  result_.stats.num_proposed += num_proposed;
+  step_proposed_ = std::max(0, step_position_ + step_rows_ - num_tokens);
+  step_accepted_ = 0;
+  result_.stats.num_proposed += step_proposed_;
   const int num_decode_rows = state_ && step_logits_begin_ < step_rows_ ? 1 : 0;
-  result_.stats.num_prefilled += step_rows_ - num_proposed - num_decode_rows;
+  result_.stats.num_prefilled += step_rows_ - step_proposed_ - num_decode_rows;
   ++result_.stats.num_steps;
 
   ForwardSegment segment;
@@ -169,13 +169,17 @@ bool Operation::consume(int row, const LogitsRow& logits, Sampler* sampler) {
   const Sampled sampled = sampler->sample(logits, request_.decode.sampling, context);
   const bool finished = take(sampled);
   const bool was_proposed = row + 1 < step_rows_ && step_tokens_[row + 1] == sampled.token;
-  if (was_proposed) ++result_.stats.num_accepted;
+  step_accepted_ += was_proposed;
   return !finished && was_proposed;
 }
 
 bool Operation::commit(KvCache* cache) {
   const int computed = std::min(step_position_ + step_valid_rows_, static_cast<int>(tokens_.size()));
   cache->commit(&sequence_->kv, tokens_, computed);
+  if (step_proposed_ > 0) {
+    proposer_.report(step_proposed_, step_accepted_);
+    result_.stats.num_accepted += step_accepted_;
+  }
   if (state_) return state_->finished();
   return computed >= static_cast<int>(tokens_.size()) - 1;
 }

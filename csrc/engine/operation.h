@@ -16,6 +16,7 @@
 
 #include "common/check.h"
 #include "engine/decode_state.h"
+#include "engine/proposer.h"
 #include "engine/sequence.h"
 #include "model/decoder.h"
 
@@ -27,6 +28,7 @@ struct OperationRequest {
   OperationKind kind = OperationKind::kExtend;
   std::vector<TokenId> token_ids;  // appended first (extend, decode) or scored
   std::vector<TokenId> proposal;   // decode: guessed continuation, verified in the same forwards
+  std::vector<TokenId> lookup;     // decode: text whose wording may recur, for further guesses
   DecodeOptions decode;
   std::optional<double> deadline_ms;  // from submission
 };
@@ -85,7 +87,6 @@ class Operation {
  private:
   bool replay_held();
   bool take(const Sampled& sampled);
-  bool proposal_holds() const;
   void fill_decoded();
 
   std::shared_ptr<Sequence> sequence_;
@@ -97,11 +98,13 @@ class Operation {
   bool has_begun_ = false;
   int decode_start_ = 0;  // tokens before the first sampled one
   std::optional<DecodeState> state_;
+  Proposer proposer_;
   std::chrono::steady_clock::time_point submitted_, begun_;
 
   // The step in progress.
   std::vector<TokenId> step_tokens_;
   int step_position_ = 0, step_rows_ = 0, step_logits_begin_ = 0, step_valid_rows_ = 0;
+  int step_proposed_ = 0, step_accepted_ = 0;
 
   OperationResult result_;
   bool has_failed_ = false;
