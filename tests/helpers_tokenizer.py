@@ -89,3 +89,29 @@ def toy(pre: str = "gpt-2", **extra: Any) -> dict[str, Any]:
         "tokenizer.ggml.merges": merges,
     }
     return metadata | {f"tokenizer.ggml.{key}": value for key, value in extra.items()}
+
+
+def conversation(*contents: str, system: str | None = None) -> list[dict[str, Any]]:
+    """Messages of a user and an assistant in turn."""
+    head = [] if system is None else [{"role": "system", "content": system}]
+    turns = [
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)
+    ]
+    return head + turns
+
+
+# A template with what real ones for reasoning models do.
+REASONING = """{%- macro show(text, tag='') -%}
+    {{ '<' ~ tag ~ '>' ~ text ~ '</' ~ tag ~ '>' if tag else text }}
+{%- endmacro %}
+{%- for m in messages if m.content is not none %}
+{%- set text = m.content %}
+{%- if m.role == 'assistant' and '</think>' in text %}
+    {%- set text = text.split('</think>')[-1].lstrip('\n') %}
+{%- endif %}
+<|im_start|>{{ m.role }}
+{{ show(text, 'answer') if m.role == 'assistant' else show(text) }}<|im_end|>
+{% endfor %}
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for m in messages %}{% if loop.index > 3 %}{% break %}{% endif %}[{{ m | tojson }}]{% endfor %}
+"""
