@@ -272,4 +272,6 @@ def test_the_draft_is_the_proposal(speculative):
     assert call.proposal == (result.trace.sentences[0].draft.token_ids if speculative else ())
     assert result.stats.num_proposed == (6 if speculative else 0)
     assert result.stats.num_accepted == (4 if speculative else 0)
-    assert "proposal" not in engine.calls[0].options and engine.calls[0].proposal == ()
+    lookup = engine.tokenizer.encode("[1]: P zero.\n[2]: P one.\nQ: Who?\n")
+    assert call.options["lookup"] == (tuple(lookup) if speculative else ())
+    assert engine.calls[0].proposal == engine.calls[0].options["lookup"] == ()

