@@ -77,7 +77,8 @@ SentenceBoundary::Verdict SentenceBoundary::look_space(char32_t c, uint32_t flag
     absorb_terminator(flags);
     return Verdict::kWait;
   }
-  if ((flags & kHardCloser) != 0) {
+  const bool french = c == 0xBB && is_open_pair(c);  // « Non. »
+  if ((flags & kHardCloser) != 0 || french) {
     absorb_closer(flags);
     return Verdict::kWait;
   }
@@ -167,7 +168,7 @@ SentenceBoundary::Verdict SentenceBoundary::after_next_word(bool whole) const {
   const std::string_view word = next_word_.view();
   bool boundary;
   if (word_class_ == WordClass::kNumber) {
-    boundary = word.size() != 1 && !is_roman(word);
+    boundary = word.size() != 1 && !is_roman(word) && !has_role(word, kNumeral);
   } else {
     boundary = whole && has_role(word, kStarter);
   }

@@ -141,7 +141,7 @@ class SentenceBoundary {
   // The sentence so far.
   int num_chars_ = 0;             // letters and digits, saturating
   bool seen_upper_ = false;
-  uint8_t open_pairs_ = 0;        // bit per paired mark (" * ` _ ~) that is open
+  uint8_t open_pairs_ = 0;        // bit per mark (" * ` _ ~ and «) that is open
   char32_t previous_ = 0;
   Word word_;
   WordState word_state_ = WordState::kOutside;

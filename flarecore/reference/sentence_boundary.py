@@ -26,7 +26,7 @@ __all__ = ["first_sentence_end", "split_sentences"]
 
 MAX_WORD = 16  # longer words are in no table
 MAX_SYMBOLS = 8
-STARTER, LETTER_HEAD, NUMBER_HEAD, EXCLAIMED_NAME = 1, 2, 4, 8
+STARTER, LETTER_HEAD, NUMBER_HEAD, EXCLAIMED_NAME, NUMERAL = 1, 2, 4, 8, 16
 
 ELLIPSES = "…‥⋯"
 QUESTIONS = "?!‼‽⁇⁈⁉"
@@ -206,7 +206,7 @@ class _Sentence:
                 return "boundary", stop
             if text[j] in TERMINATORS:
                 self.absorb_terminator(text[j], end, spaced=True)
-            elif text[j] in HARD_CLOSERS:
+            elif text[j] in HARD_CLOSERS or (text[j] == "»" and "«" in text[:j].split("»")[-1]):
                 end.after_closer, end.last_closer = True, text[j]
             elif text[j] in CONTINUATIONS:
                 return "none", j
@@ -306,7 +306,8 @@ class _Sentence:
                 go_on += 1
             word, after = _narrow(text[j:go_on]), text[go_on : go_on + 1]
             if before == "number":
-                boundary = len(word) != 1 and not re.fullmatch("[IVXLCDM]+", word)
+                numeral = _C.word_roles().get(word, 0) & NUMERAL
+                boundary = len(word) != 1 and not numeral and not re.fullmatch("[IVXLCDM]+", word)
             else:
                 whole = after in ("", ",", "'", "’") or kind(after) == "space" or is_east(after)
                 boundary = whole and bool(_C.word_roles().get(word, 0) & STARTER)
