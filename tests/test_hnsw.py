@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from retrieval_helpers import (
+from helpers_retrieval import (
     TableEncoder,
     WordEncoder,
     ids_of,
@@ -73,7 +73,7 @@ def test_scores_do_not_depend_on_the_path(indexed):
 @pytest.mark.parametrize("filter", [{"mod": 2}, {"mod": [0, 1, 2, 3, 4]}, {"n": {"lt": 40}},
                                     {"n": {"gte": 700}, "even": True}, {"n": 5}])
 def test_filtered_search_never_loses_results(indexed, filter):
-    table, encoder, retriever = indexed
+    _, encoder, retriever = indexed
     exact = ExactRetriever(encoder, table_passages(0, NUM_ROWS))
     found, oracle = retriever.search(QUERIES, 6, filter), exact.search(QUERIES, 6, filter)
     assert [len(p) for p in found] == [len(p) for p in oracle]
@@ -152,7 +152,7 @@ def test_build_is_deterministic_and_independent_of_batches():
 
 
 def test_add_then_search():
-    table, encoder, retriever = make(num_rows=900)
+    _, _, retriever = make(num_rows=900)
     retriever.add(table_passages(900, NUM_ROWS))
     assert len(retriever) == NUM_ROWS
     _, _, whole = make()
@@ -284,7 +284,7 @@ def test_metadata_is_private_and_kept():
 
 
 def test_searches_beside_adds():
-    table, encoder, retriever = make(num_rows=300)
+    _, _, retriever = make(num_rows=300)
     errors, done = [], threading.Event()
 
     def search():

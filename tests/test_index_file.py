@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from retrieval_helpers import TableEncoder, WordEncoder, random_table, table_passages
+from helpers_retrieval import TableEncoder, WordEncoder, random_table, table_passages
 
 from flarecore.errors import ConfigError, IndexFileError
 from flarecore.retrieval.graph import GraphLinks, GraphParams, HnswGraph
@@ -207,7 +207,7 @@ def test_forged_contents_are_refused(name, saved, tmp_path):
     assert levels[GROUND_ELEMENT] == 0 and levels.max() > 0
     header, sections = FORGERIES[name]
     path = forge(saved, tmp_path / "forged", header, sections)
-    with pytest.raises(IndexFileError, match="forged|index graph"):
+    with pytest.raises(IndexFileError, match=r"forged|index graph"):
         HnswRetriever.load(path, TableEncoder(TABLE))
 
 
@@ -265,7 +265,7 @@ CRASH = """
 import os, sys
 sys.path[:0] = sys.argv[3:]
 import numpy as np
-from retrieval_helpers import WordEncoder
+from helpers_retrieval import WordEncoder
 from flarecore.retrieval import index_io
 from flarecore.retrieval.hnsw import HnswRetriever
 from flarecore.retrieval.passage import Passage

@@ -25,10 +25,10 @@ Operation::Operation(std::shared_ptr<Sequence> sequence, OperationRequest reques
     : sequence_(std::move(sequence)),
       request_(std::move(request)),
       context_length_(context_length),
-      proposer_(request_.proposal, proposal_sources(request_)),
       tokens_(sequence_->tokens),
       start_tokens_(static_cast<int>(tokens_.size())),
       start_computed_(sequence_->kv.num_computed),
+      proposer_(request_.proposal, proposal_sources(request_)),
       submitted_(Clock::now()) {
   if (request_.kind == OperationKind::kDecode) state_.emplace(request_.decode, vocabulary);
 }

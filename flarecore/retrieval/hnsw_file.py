@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flarecore.errors import ConfigError, IndexFileError
+from flarecore.model_files import KNOWN_MODELS
 from flarecore.retrieval.graph import GraphLinks, GraphParams, HnswGraph
 from flarecore.retrieval.index_io import IndexFile, read_index_file, write_index_file
 from flarecore.retrieval.passage import Passage, TextEncoder
@@ -152,11 +153,11 @@ def _check_encoder(file: IndexFile, encoder: TextEncoder | None) -> TextEncoder:
 def _load_by_name(file: IndexFile, name: str) -> TextEncoder:
     from flarecore.retrieval.encoder import SentenceEncoder
 
-    # A name from a file may pick an installed model, never a place on the disk.
-    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or name[0] == ".":
+    # A name from a file may pick a known model, never a place on the disk.
+    if name not in KNOWN_MODELS:
         raise IndexFileError(
-            f"{file.path}: built with the encoder {name!r}, which is no known model name; pass "
-            "encoder=")
+            f"{file.path}: built with the encoder {name!r}, which is no known model "
+            f"({', '.join(KNOWN_MODELS)}); pass encoder=")
     return SentenceEncoder.load(name)
 
 
