@@ -1,0 +1,197 @@
+"""Paged attention for prefill: many query rows per sequence, whole context in one program.
+
+attention_tile.py tells why a row's bits depend on its position and keys only, so that the chunks a
+prefill is cut into do not matter. They differ in the last bits from what decode computes for the
+same row (other tiles, no splits) unless `deterministic` asks for decode's order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .attention_decode import DecodeWorkspace, decode_attention
+from .attention_tile import (
+    LOG2_E,
+    _attend,
+    _first_visible,
+    _store_rows,
+    check_attention,
+)
+from .checks import INTERPRETED, ceil_div, next_power_of_2, require
+from .rope import BLOCK_TOKENS
+
+
+@triton.jit
+def _prefill_attention_kernel(
+    q_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
+    k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
+    v_cache_ptr,  # the same
+    block_table_ptr,  # (num_sequences, table_width)
+    positions_ptr,  # (num_rows)
+    query_begin_ptr,  # (num_sequences + 1)
+    out_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
+    q_stride,
+    out_stride,
+    cache_stride,
+    table_width,
+    tiles_per_sequence,
+    scale_log2,
+    window,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Many query rows per sequence: one program per tile of rows and KV head, whole context."""
+    sequence = tl.program_id(0) // tiles_per_sequence
+    kv_head = tl.program_id(1)
+    ROWS: tl.constexpr = BLOCK_M // GROUP
+    # Later rows see more tokens; their tiles start first, so that the tail of the launch is short.
+    tile = tiles_per_sequence - 1 - tl.program_id(0) % tiles_per_sequence
+    row_begin = tl.load(query_begin_ptr + sequence) + tile * ROWS
+    row_end = tl.load(query_begin_ptr + sequence + 1)
+    if row_begin >= row_end:
+        return
+
+    m = tl.arange(0, BLOCK_M)
+    row = row_begin + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    valid = (m < ROWS * GROUP) & (row < row_end)
+    position = tl.load(positions_ptr + row, mask=valid, other=-1)
+    row = row.to(tl.int64)
+    limit = table_width * BLOCK_TOKENS
+    in_range = position < limit
+    seen = position >= 0
+    first_visible = _first_visible(position, window)
+    last_needed = tl.minimum(tl.max(position, axis=0), limit - 1)
+    first_needed = tl.min(tl.where(seen, first_visible, limit), axis=0)
+    # Tiles between full_begin and full_end lie in every row's view and need no mask. Rows that are
+    # not valid may take part with any position: nothing of theirs is stored.
+    all_see_from = tl.max(tl.where(seen, first_visible, 0), axis=0)
+    all_see_to = tl.min(tl.where(valid, position, limit), axis=0) + 1
+    token_begin = first_needed // BLOCK_N * BLOCK_N
+    full_begin = (all_see_from + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    full_end = tl.maximum(tl.minimum(all_see_to, limit) // BLOCK_N * BLOCK_N, full_begin)
+    full_begin = tl.minimum(full_begin, last_needed + 1)
+    full_end = tl.minimum(full_end, last_needed + 1)
+
+    d = tl.arange(0, BLOCK_D)
+    q_at = row[:, None] * q_stride + head[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(q_ptr + q_at, mask=valid[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    q = q.to(k_cache_ptr.dtype.element_ty)
+    k_ptr = k_cache_ptr + kv_head * (BLOCK_TOKENS * HEAD_DIM)
+    v_ptr = v_cache_ptr + kv_head * (BLOCK_TOKENS * HEAD_DIM)
+    table_ptr = block_table_ptr + sequence.to(tl.int64) * table_width
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    acc, row_max, row_sum = _attend(
+        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
+        scale_log2, token_begin, full_begin, first_needed, last_needed,
+        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, True, UPCAST,
+    )  # fmt: skip
+    acc, row_max, row_sum = _attend(
+        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
+        scale_log2, full_begin, full_end, first_needed, last_needed,
+        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, False, UPCAST,
+    )  # fmt: skip
+    acc, row_max, row_sum = _attend(
+        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
+        scale_log2, full_end, last_needed + 1, first_needed, last_needed,
+        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, True, UPCAST,
+    )  # fmt: skip
+    _store_rows(out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    positions: torch.Tensor,
+    query_begin: torch.Tensor,
+    *,
+    scale: float,
+    max_query_rows: int,
+    window: int = 0,
+    out: torch.Tensor | None = None,
+    deterministic: bool = False,
+    workspace: DecodeWorkspace | None = None,
+) -> torch.Tensor:
+    """Attention of many query rows per sequence over the sequence's cached tokens.
+
+    Arguments are those of `decode_attention`, except:
+
+    Parameters
+    ----------
+    max_query_rows
+        Most rows any sequence has: fixes the grid, not the result.
+    deterministic
+        Compute every row in decode's order, so that it has decode's bits. Reads the cache about
+        (64 / 16) times as often and needs a `workspace` of at least num_rows rows over the tokens
+        that `block_table` can hold.
+    workspace
+        Only for `deterministic`.
+
+    Returns
+    -------
+    torch.Tensor
+        `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument does not fit.
+    """
+    if deterministic:
+        require(workspace is not None, "deterministic prefill needs a workspace")
+        return decode_attention(
+            q, k_cache, v_cache, block_table, positions, query_begin, workspace, scale=scale,
+            max_context=min(workspace.max_context, block_table.shape[1] * BLOCK_TOKENS),
+            max_query_rows=max_query_rows, window=window, out=out,
+        )  # fmt: skip
+    num_rows, num_heads, head_dim = q.shape if q.dim() == 3 else (0, 0, 0)
+    if out is None:
+        out = torch.empty(tuple(q.shape), dtype=q.dtype, device=q.device)
+    check_attention(q, k_cache, v_cache, block_table, positions, query_begin, out, window)
+    num_kv_heads = k_cache.shape[1]
+    group = num_heads // num_kv_heads
+    constants = prefill_constants(group, head_dim)
+    require(
+        group <= constants["BLOCK_M"],
+        f"at most {constants['BLOCK_M']} query heads may share a KV head, got {group}",
+    )
+    require(max_query_rows >= 1, f"max_query_rows must be at least 1, got {max_query_rows}")
+    num_sequences = block_table.shape[0]
+    if num_rows == 0 or num_sequences == 0:
+        return out
+    tiles_per_sequence = ceil_div(max_query_rows, constants["BLOCK_M"] // group)
+    _prefill_attention_kernel[(num_sequences * tiles_per_sequence, num_kv_heads)](
+        q, k_cache, v_cache, block_table, positions, query_begin, out,
+        q.stride(0), out.stride(0), k_cache.stride(0), block_table.shape[1],
+        tiles_per_sequence, scale * LOG2_E, window,
+        **constants,
+    )  # fmt: skip
+    return out
+
+
+def prefill_constants(group: int, head_dim: int) -> dict[str, int | bool]:
+    """Compile-time constants and launch options of the prefill kernel; they decide a row's bits."""
+    block_d = max(16, next_power_of_2(head_dim))
+    return {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": block_d,
+        "BLOCK_M": 64,
+        "BLOCK_N": 64 if block_d <= 128 else 32,
+        "BLOCK_TOKENS": BLOCK_TOKENS,
+        "UPCAST": INTERPRETED,
+        # Eight warps keep the accumulator of wide heads within the registers (COMPILED.md).
+        "num_warps": 4 if block_d <= 64 else 8,
+        "num_stages": 3,
+    }

@@ -1,0 +1,143 @@
+"""Paged attention: one tile of query rows against a run of tokens, shared by decode and prefill.
+
+Grouped queries over a paged KV cache, flash style: scores of one tile of tokens at a time, a running
+maximum and sum per query row. A tile of the query side packs rows x heads of one KV head, so keys
+and values are read once for the whole group. Source: Dao et al., "FlashAttention", 2022; Kwon et
+al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
+
+Order of accumulation. A row adds its tokens in tiles aligned to absolute positions, and decode joins
+splits of a fixed number of tokens in ascending order. A tile or split in which a row sees nothing
+leaves its sums as they are, bit for bit: its weights are exact zeros and the rescaling is by exactly
+one. So a row's result depends on its own position and keys only, never on which rows share its tile,
+how many there are, or how many splits the launch provides for.
+
+Maxima are kept in units of log2, so that the exponentials are single exp2 instructions.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .checks import FLOAT_DTYPES, check_tensor, require
+from .rope import BLOCK_TOKENS
+
+MAX_HEAD_DIM = 256
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _attend(
+    q,  # (M, D) queries of the tile
+    acc,  # (M, D) float32 running sum of p * v
+    row_max,  # (M) float32
+    row_sum,  # (M) float32
+    last_visible,  # (M) last token position each row sees
+    first_visible,  # (M) first one
+    k_ptr,  # K of this head in block 0
+    v_ptr,
+    table_ptr,  # block table row of the sequence
+    cache_stride,  # elements between two blocks
+    scale_log2,
+    token_begin,  # multiple of BLOCK_N
+    token_end,
+    first_needed,  # tokens outside [first_needed, last_needed] are not read
+    last_needed,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    MASKED: tl.constexpr,  # False: every row sees every token of the range
+    UPCAST: tl.constexpr,  # float32 products (the interpreter cannot multiply bfloat16)
+):
+    tl.static_assert(BLOCK_N == BLOCK_TOKENS or BLOCK_N == 2 * BLOCK_TOKENS)
+    d = tl.arange(0, BLOCK_D)
+    lane = tl.arange(0, BLOCK_N)
+    for begin in range(token_begin, token_end, BLOCK_N):
+        token = begin + lane
+        needed = (token >= first_needed) & (token <= last_needed)
+        # Block ids as scalars: the compiler then keeps several tiles of keys and values in flight,
+        # and their addresses in few registers. Blocks outside the needed range may be freed ones.
+        at = table_ptr + begin // BLOCK_TOKENS
+        block = tl.load(at, mask=begin + BLOCK_TOKENS > first_needed, other=0).to(tl.int64)
+        offset = block * cache_stride
+        if BLOCK_N == 2 * BLOCK_TOKENS:
+            second = tl.load(at + 1, mask=begin + BLOCK_TOKENS <= last_needed, other=0)
+            offset = tl.where(lane < BLOCK_TOKENS, offset, second.to(tl.int64) * cache_stride)
+        slot = offset + (lane % BLOCK_TOKENS) * HEAD_DIM
+        k_mask = needed[None, :] & (d < HEAD_DIM)[:, None]
+        k = tl.load(k_ptr + slot[None, :] + d[:, None], mask=k_mask, other=0.0)
+        if UPCAST:
+            scores = tl.dot(q.to(tl.float32), k.to(tl.float32), input_precision="ieee")
+        else:
+            scores = tl.dot(q, k, input_precision="ieee")
+        scores = scores * scale_log2
+        if MASKED:
+            visible = token[None, :] <= last_visible[:, None]
+            visible = visible & (token[None, :] >= first_visible[:, None])
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        # A row that has seen nothing yet keeps -inf; subtracting 0 instead avoids inf - inf.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        p = tl.exp2(scores - shift[:, None])
+        rescale = tl.exp2(row_max - shift)
+        row_sum = tl.fma(row_sum, rescale, tl.sum(p, axis=1))
+        row_max = new_max
+        v_mask = needed[:, None] & (d < HEAD_DIM)[None, :]
+        v = tl.load(v_ptr + slot[:, None] + d[None, :], mask=v_mask, other=0.0)
+        acc = acc * rescale[:, None]
+        p = p.to(v.dtype)
+        if UPCAST:
+            acc = tl.dot(p.to(tl.float32), v.to(tl.float32), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(p, v, acc, input_precision="ieee")
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def _first_visible(position, window):
+    # window > 0: a row sees its last `window` tokens, itself included.
+    first = tl.where(window > 0, position - window + 1, 0)
+    return tl.maximum(first, 0)
+
+
+@triton.jit
+def _store_rows(out_ptr, row, head, out_stride, acc, row_sum, valid, in_range,
+                HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    d = tl.arange(0, BLOCK_D)
+    result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    # A row whose position the launch does not provide for must not look like a result.
+    result = tl.where(in_range[:, None], result, float("nan"))
+    target = out_ptr + row[:, None] * out_stride + head[:, None] * HEAD_DIM + d[None, :]
+    mask = valid[:, None] & (d < HEAD_DIM)[None, :]
+    tl.store(target, result.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def check_attention(q, k_cache, v_cache, block_table, positions, query_begin, out, window):
+    """Check the arguments that decode and prefill share; see their docstrings."""
+    check_tensor("q", q, (None, None, None), FLOAT_DTYPES, strided_dims=1)
+    num_rows, num_heads, head_dim = q.shape
+    require(
+        1 <= head_dim <= MAX_HEAD_DIM,
+        f"head_dim must be 1 to {MAX_HEAD_DIM}, got {head_dim}",
+    )
+    cache_shape = (None, None, BLOCK_TOKENS, head_dim)
+    check_tensor("k_cache", k_cache, cache_shape, FLOAT_DTYPES, q.device, strided_dims=1)
+    check_tensor("v_cache", v_cache, k_cache.shape, (k_cache.dtype,), q.device, strided_dims=1)
+    require(
+        k_cache.stride(0) == v_cache.stride(0),
+        f"k_cache and v_cache must have the same block stride, got {k_cache.stride(0)} and "
+        f"{v_cache.stride(0)}",
+    )
+    num_kv_heads = k_cache.shape[1]
+    require(
+        num_kv_heads > 0 and num_heads % num_kv_heads == 0,
+        f"the query heads must be a multiple of the KV heads, got {num_heads} and {num_kv_heads}",
+    )
+    check_tensor("block_table", block_table, (None, None), (torch.int32,), q.device)
+    check_tensor("positions", positions, (num_rows,), (torch.int32,), q.device)
+    num_sequences = block_table.shape[0]
+    check_tensor("query_begin", query_begin, (num_sequences + 1,), (torch.int32,), q.device)
+    check_tensor("out", out, q.shape, FLOAT_DTYPES, q.device, strided_dims=1)
+    require(window >= 0, f"window must be >= 0 (0: none), got {window}")

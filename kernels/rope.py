@@ -1,0 +1,239 @@
+"""Rotary position embedding of queries and keys, fused with storing K and V into the paged cache.
+
+One launch after the QKV projection: rotates the queries in place (or into `q_out`), rotates the
+keys and writes them with the values into their blocks. Optionally each head is RMS-normalised first
+(Qwen3, Gemma3). Source: Su et al., "RoFormer", 2021. The cosines and sines come from a float32
+table, so every scaling of the frequencies (linear, Llama 3, YaRN) is the caller's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .checks import FLOAT_DTYPES, ceil_div, check_tensor, next_power_of_2, require
+
+BLOCK_TOKENS = 32  # token slots of one KV block, as csrc/common/types.h has it
+TOKENS_PER_PROGRAM = 4  # the same for decode and prefill: one shape, one order of accumulation
+
+
+@triton.jit
+def _rotate(first, second, cos, sin, norm_ptr, pair, inside, at_first, at_second, eps,
+            HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr):  # fmt: skip
+    if HAS_NORM:
+        squares = tl.sum(first * first + second * second, axis=1)
+        inverse_rms = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        norm_first = tl.load(norm_ptr + at_first, mask=inside, other=0.0).to(tl.float32)
+        norm_second = tl.load(norm_ptr + at_second, mask=inside, other=0.0).to(tl.float32)
+        first = first * inverse_rms * norm_first[None, :]
+        second = second * inverse_rms * norm_second[None, :]
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def _to_cache(x, ptr):
+    if ptr.dtype.element_ty == tl.float16:
+        # As the CPU's to_float16: what overflows becomes the largest finite value, never inf.
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(ptr.dtype.element_ty)
+
+
+@triton.jit
+def _rope_store_kernel(
+    q_ptr,  # (num_tokens, NUM_HEADS, HEAD_DIM)
+    k_ptr,  # (num_tokens, num_kv_heads, HEAD_DIM)
+    v_ptr,  # (num_tokens, num_kv_heads, HEAD_DIM)
+    q_out_ptr,  # (num_tokens, NUM_HEADS, HEAD_DIM)
+    k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
+    v_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
+    cos_ptr,  # (num_positions, HEAD_DIM / 2)
+    sin_ptr,  # (num_positions, HEAD_DIM / 2)
+    positions_ptr,  # (num_tokens)
+    table_rows_ptr,  # (num_tokens)
+    block_table_ptr,  # (num_sequences, table_width)
+    q_norm_ptr,  # (HEAD_DIM)
+    k_norm_ptr,  # (HEAD_DIM)
+    num_tokens,
+    num_positions,
+    table_width,
+    q_stride,
+    k_stride,
+    v_stride,
+    q_out_stride,
+    cache_stride,  # elements between two blocks
+    eps,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    head = tl.program_id(1)
+    position = tl.load(positions_ptr + token, mask=token < num_tokens, other=-1)
+    # Padding rows (position < 0) and positions past the table are left alone.
+    live = (position >= 0) & (position < num_positions)
+    token = token.to(tl.int64)
+
+    pair = tl.arange(0, HALF_BLOCK)
+    inside = pair < HEAD_DIM // 2
+    if INTERLEAVED:
+        at_first = pair * 2
+        at_second = pair * 2 + 1
+    else:
+        at_first = pair
+        at_second = pair + HEAD_DIM // 2
+    mask = live[:, None] & inside[None, :]
+    angle = position.to(tl.int64)[:, None] * (HEAD_DIM // 2) + pair[None, :]
+    cos = tl.load(cos_ptr + angle, mask=mask, other=0.0)
+    sin = tl.load(sin_ptr + angle, mask=mask, other=0.0)
+
+    if head < NUM_HEADS:
+        source = q_ptr + token[:, None] * q_stride + head * HEAD_DIM
+        first = tl.load(source + at_first[None, :], mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(source + at_second[None, :], mask=mask, other=0.0).to(tl.float32)
+        first, second = _rotate(first, second, cos, sin, q_norm_ptr, pair, inside, at_first,
+                                at_second, eps, HEAD_DIM, HAS_NORM)  # fmt: skip
+        target = q_out_ptr + token[:, None] * q_out_stride + head * HEAD_DIM
+        element = q_out_ptr.dtype.element_ty
+        tl.store(target + at_first[None, :], first.to(element), mask=mask)
+        tl.store(target + at_second[None, :], second.to(element), mask=mask)
+    else:
+        kv_head = head - NUM_HEADS
+        column = position // BLOCK_TOKENS
+        live = live & (column < table_width)
+        table_row = tl.load(table_rows_ptr + token, mask=live, other=0).to(tl.int64)
+        block = tl.load(block_table_ptr + table_row * table_width + column, mask=live, other=-1)
+        mask = (live & (block >= 0))[:, None] & inside[None, :]
+        slot = kv_head * BLOCK_TOKENS + position % BLOCK_TOKENS
+        slot = block.to(tl.int64) * cache_stride + slot * HEAD_DIM
+
+        source = k_ptr + token[:, None] * k_stride + kv_head * HEAD_DIM
+        first = tl.load(source + at_first[None, :], mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(source + at_second[None, :], mask=mask, other=0.0).to(tl.float32)
+        first, second = _rotate(first, second, cos, sin, k_norm_ptr, pair, inside, at_first,
+                                at_second, eps, HEAD_DIM, HAS_NORM)  # fmt: skip
+        target = k_cache_ptr + slot[:, None]
+        tl.store(target + at_first[None, :], _to_cache(first, k_cache_ptr), mask=mask)
+        tl.store(target + at_second[None, :], _to_cache(second, k_cache_ptr), mask=mask)
+
+        source = v_ptr + token[:, None] * v_stride + kv_head * HEAD_DIM
+        target = v_cache_ptr + slot[:, None]
+        first = tl.load(source + at_first[None, :], mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(source + at_second[None, :], mask=mask, other=0.0).to(tl.float32)
+        tl.store(target + at_first[None, :], _to_cache(first, v_cache_ptr), mask=mask)
+        tl.store(target + at_second[None, :], _to_cache(second, v_cache_ptr), mask=mask)
+
+
+def rope_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_table: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    q_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotate `q` and `k` by their positions and store `k` and `v` into the cache.
+
+    Parameters
+    ----------
+    q
+        (num_tokens, num_heads, head_dim) float; tokens may be strided (views of one QKV matrix).
+    k, v
+        (num_tokens, num_kv_heads, head_dim) float; tokens may be strided.
+    cos, sin
+        (num_positions, head_dim / 2) float32: of position times frequency of each pair.
+    positions
+        (num_tokens) int32: position of each token; a token with position < 0 is padding and one
+        with position >= num_positions is out of range: nothing is written for either.
+    table_rows
+        (num_tokens) int32: row of `block_table` of the token's sequence.
+    block_table
+        (num_sequences, table_width) int32: blocks of each sequence in order. Tokens beyond the table
+        or with a negative block are not stored.
+    k_cache, v_cache
+        (num_blocks, num_kv_heads, 32, head_dim) float16, bfloat16 or float32; float16 saturates.
+    interleaved
+        Rotate the pairs (2 i, 2 i + 1) (GGUF's Llama order) instead of (i, i + head_dim / 2).
+    q_norm, k_norm
+        (head_dim) weights of an RMSNorm over each head before the rotation; both or none.
+    eps
+        Of that norm.
+    q_out
+        Like `q`, for the rotated queries; by default `q` itself.
+
+    Returns
+    -------
+    torch.Tensor
+        The rotated queries.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument does not fit.
+    """
+    q_out = q if q_out is None else q_out
+    _check_rope(q, k, v, cos, sin, positions, table_rows, block_table, k_cache, v_cache, q_out)
+    require((q_norm is None) == (k_norm is None), "q_norm and k_norm must be given together")
+    num_tokens, num_heads, head_dim = q.shape
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            check_tensor(name, weight, (head_dim,), FLOAT_DTYPES, q.device)
+    if num_tokens == 0:
+        return q_out
+    grid = (ceil_div(num_tokens, TOKENS_PER_PROGRAM), num_heads + k.shape[1])
+    _rope_store_kernel[grid](
+        q, k, v, q_out, k_cache, v_cache, cos, sin, positions, table_rows, block_table,
+        q_norm if q_norm is not None else cos,
+        k_norm if k_norm is not None else cos,
+        num_tokens, cos.shape[0], block_table.shape[1],
+        q.stride(0), k.stride(0), v.stride(0), q_out.stride(0), k_cache.stride(0), eps,
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        HALF_BLOCK=next_power_of_2(head_dim // 2),
+        TOKENS=TOKENS_PER_PROGRAM,
+        BLOCK_TOKENS=BLOCK_TOKENS,
+        INTERLEAVED=interleaved,
+        HAS_NORM=q_norm is not None,
+        num_warps=2,
+    )  # fmt: skip
+    return q_out
+
+
+def _check_rope(q, k, v, cos, sin, positions, table_rows, block_table, k_cache, v_cache, q_out):
+    check_tensor("q", q, (None, None, None), FLOAT_DTYPES, strided_dims=1)
+    num_tokens, _, head_dim = q.shape
+    require(
+        head_dim % 2 == 0 and 2 <= head_dim <= 512,
+        f"head_dim must be even and at most 512, got {head_dim}",
+    )
+    check_tensor("k", k, (num_tokens, None, head_dim), FLOAT_DTYPES, q.device, strided_dims=1)
+    num_kv_heads = k.shape[1]
+    check_tensor("v", v, k.shape, FLOAT_DTYPES, q.device, strided_dims=1)
+    check_tensor("q_out", q_out, q.shape, FLOAT_DTYPES, q.device, strided_dims=1)
+    check_tensor("cos", cos, (None, head_dim // 2), (torch.float32,), q.device)
+    check_tensor("sin", sin, cos.shape, (torch.float32,), q.device)
+    check_tensor("positions", positions, (num_tokens,), (torch.int32,), q.device)
+    check_tensor("table_rows", table_rows, (num_tokens,), (torch.int32,), q.device)
+    check_tensor("block_table", block_table, (None, None), (torch.int32,), q.device)
+    cache_shape = (None, num_kv_heads, BLOCK_TOKENS, head_dim)
+    check_tensor("k_cache", k_cache, cache_shape, FLOAT_DTYPES, q.device, strided_dims=1)
+    check_tensor("v_cache", v_cache, k_cache.shape, (k_cache.dtype,), q.device, strided_dims=1)
+    require(
+        k_cache.stride(0) == v_cache.stride(0),
+        f"k_cache and v_cache must have the same block stride, got {k_cache.stride(0)} and "
+        f"{v_cache.stride(0)}",
+    )
