@@ -104,6 +104,16 @@ def test_a_chat_model_continues_in_a_new_turn(say):
     assert result.token_ids == tuple(encode("One.") + encode(" He was born in 1912."))
 
 
+def test_a_base_model_that_begins_without_a_space_is_joined_too():
+    script = Lists([Say(" In 1913.", low=LOW), Say(" In 1913.", low=LOW), Say(stop="eos")],
+                   [Say("Then 1."), Say("Then 2.")])
+    result, _, _ = run(script, placement="boundary")
+    assert result.text == "Then 1. Then 2.", "there is nothing to join the first one to"
+    script = Lists([Say("One."), Say(" In 1913.", low=LOW), Say(stop="eos")], [Say("Then 2.")])
+    result, _, _ = run(script, placement="prefix")
+    assert result.text == "One.Then 2.", "it continued the answer itself, and stays as it is"
+
+
 def test_a_sentence_cut_inside_a_word_goes_on_without_a_space():
     script = Lists([Say("The Penn", stop="max_tokens"), Say("sylvania fell in 1913.", low=LOW),
                     Say(stop="eos")], [Say("sylvania fell in 1912.")])
