@@ -10,12 +10,12 @@ import pytest
 from scripted_model import Lists, Say, ScriptedEngine, ScriptedRetriever, WordTokenizer, passages
 from test_controller import LOW, run
 
-from flarecore.answer_text import AnswerText, token_pieces
-from flarecore.candidate import Candidate
 from flarecore.config import FlareConfig
-from flarecore.joint import Joint
-from flarecore.lineage import Lineages, common_prefix
-from flarecore.query import QueryMaker
+from flarecore.loop.answer_text import AnswerText, token_pieces
+from flarecore.loop.candidate import Candidate
+from flarecore.loop.joint import Joint
+from flarecore.loop.lineage import Lineages, common_prefix
+from flarecore.loop.query import QueryMaker
 from flarecore.templates import PromptTemplate
 
 CHAT = PromptTemplate.chat(head="")
