@@ -191,7 +191,8 @@ def open_engine(
     source: TinyLlama | Path, *, compute: str = "float32", threads: int = 1, **options: Any
 ) -> Any:
     """An engine of its own over a tiny model or a file."""
-    from flarecore import Engine, Model
+    from flarecore.engine import Engine
+    from flarecore.model import Model
 
     path = tiny_llama_path(source) if isinstance(source, TinyLlama) else source
     return Engine(Model.load(str(path), threads=threads), compute=compute, **options)

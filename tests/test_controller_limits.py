@@ -86,7 +86,7 @@ def test_a_callable_trigger_query_and_rule():
 
 
 def test_end_of_text_first_gives_an_empty_answer():
-    result, engine, events = run(Lists([Say(stop="eos")]))
+    result, engine, _ = run(Lists([Say(stop="eos")]))
     assert (result.text, result.sentences, result.stop_reason) == ("", (), "eos")
     assert len(engine.calls) == 1
     assert result.trace.sentences[0].outcome == "nothing"

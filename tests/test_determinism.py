@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import TinyLlama, open_engine, random_ids, smollm2_path
 
-from flarecore import SamplingParams
+from flarecore.sampling import SamplingParams
 
 # Quantised weights, a head of odd size, several blocks and more than one row tile.
 SPEC = TinyLlama(

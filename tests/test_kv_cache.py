@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from helpers import TinyLlama, open_engine, random_ids
 
-from flarecore import SamplingParams
 from flarecore.errors import ConfigError, OutOfBlocksError
+from flarecore.sampling import SamplingParams
 
 SPEC = TinyLlama(
     num_layers=1, num_heads=2, num_kv_heads=1, hidden_size=32, ffn_size=64, context_length=1024

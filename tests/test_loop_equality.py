@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from flarecore.reference.text import SentenceBoundary, mask_to_query
 from helpers import (
     PROB_TOLERANCE,
     TinyLlama,
@@ -14,14 +15,16 @@ from helpers import (
     tiny_llama_path,
 )
 
-from flarecore import Engine, Flare, FlareConfig, SamplingParams
+from flarecore.config import FlareConfig
+from flarecore.engine import Engine
+from flarecore.flare import Flare
 from flarecore.reference.decoder import ReferenceDecoder
 from flarecore.reference.gguf_weights import load_llama_gguf
 from flarecore.reference.naive_loop import NaiveOptions, naive_flare
 from flarecore.reference.naive_prompt import NaivePrompt, base_prompt
-from flarecore.reference.text import SentenceBoundary, mask_to_query
 from flarecore.reference.token_source import ReferenceTokenSource
 from flarecore.retrieval.passage import Passage
+from flarecore.sampling import SamplingParams
 from flarecore.templates import PromptTemplate
 
 QUESTION = "When did the lighthouse of Marrow Point get an electric lamp, and who built the tower?"

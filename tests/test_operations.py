@@ -9,7 +9,6 @@ import time
 import pytest
 from helpers import TinyLlama, open_engine, random_ids, smollm2_engine
 
-from flarecore import SamplingParams
 from flarecore.errors import (
     CancelledError,
     ConfigError,
@@ -18,6 +17,7 @@ from flarecore.errors import (
     FlarecoreError,
     SequenceBusyError,
 )
+from flarecore.sampling import SamplingParams
 
 SPEC = TinyLlama(context_length=512)
 DECODE = {
