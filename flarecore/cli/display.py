@@ -271,7 +271,7 @@ class AnswerView:
 
     def _status(self, text: str) -> None:
         if self._live is not None:
-            self._live.update(self._panel(text))
+            self._live.update(self._panel(text), refresh=True)
 
     def _panel(self, status: str | None) -> RenderableType:
         """The answer so far, with what is going on below it."""
