@@ -32,7 +32,8 @@ ENGLISH = PassageTrace(
     "2008. " + "She is remembered for a green glass that stays clear. " * 5, 0.64, 60)
 CHINESE = PassageTrace(
     "p2", "2026年差旅制度：中国境内酒店",
-    "按照2026年差旅制度，中国境内酒店每晚不超过680元；北京、上海和深圳每晚不超过850元。" * 4, 0.5, 90)
+    "按照2026年差旅制度，中国境内酒店每晚不超过680元；北京、上海和深圳每晚不超过850元。" * 4,
+    0.5, 90)
 
 
 class Terminal(io.StringIO):

@@ -116,7 +116,8 @@ def test_another_knowledge_base_is_another_index(tmp_path, monkeypatch):
     assert any("Husby" in p.text for p in index.search(["Husby"], 77)[0])
 
 
-@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-10], lambda b: b[:200] + b"x" * 50])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b"", lambda b: b[:-10], lambda b: b[:200] + b"x" * 50])
 def test_a_damaged_cache_is_built_again(damage):
     build()
     path = next(cache_folder().glob("demo-*.index"))

@@ -55,7 +55,6 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from flarecore.cli.display import make_console
-
     from flarecore.cli.progress import StageProgress
     from flarecore.cli.session import open_engine
     from flarecore.flare import Flare
