@@ -83,7 +83,7 @@ PRETOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
 )
 
 
-def find_pretokenizer(name: str | None) -> PreTokenizer:
+def find_pretokenizer(name: object) -> PreTokenizer:
     """The pre-tokeniser that ``tokenizer.ggml.pre`` names.
 
     Raises
@@ -98,7 +98,7 @@ def find_pretokenizer(name: str | None) -> PreTokenizer:
             "the model file does not say how its text is cut into words (tokenizer.ggml.pre is "
             f"missing); convert it again, or name one with pre=...: {known}"
         )
-    if name not in PRETOKENIZERS:
+    if not isinstance(name, str) or name not in PRETOKENIZERS:
         raise UnsupportedError(
             f"the pre-tokeniser {name!r} (tokenizer.ggml.pre) is not supported; supported: {known}"
         )

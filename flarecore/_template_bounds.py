@@ -23,11 +23,11 @@ __all__ = [
 ]  # fmt: skip
 
 _STEP = 20  # cost of one turn of a loop or macro
-_BASE_WORK = 20_000_000
+_BASE_WORK = 4_000_000
 _WORK_PER_CHARACTER = 100
 _BASE_TEXT = 1 << 20
 _TEXT_PER_CHARACTER = 16
-_MAX_SECONDS = 10.0  # what the other bounds let through
+_MAX_SECONDS = 5.0  # what the other bounds let through
 _MAX_INTEGER_BITS = 4096
 _MAX_WIDTH = 10_000  # of padding and indentation, characters
 # Formats whose width is a long number or comes from an argument.
@@ -103,11 +103,11 @@ def made(value: Any) -> Any:
 
 
 def _text_size(value: Any) -> int:
-    """Characters in a structure, about; every item costs one unit of work."""
+    """Characters in a structure, about; every item costs two units of work."""
     total, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
-        spend(1)
+        spend(2)
         if isinstance(item, str):
             total += len(item)
         elif isinstance(item, dict):

@@ -127,7 +127,8 @@ class FlareConfig:
     sampling : SamplingParams
         How tokens are chosen.
     speculative : bool
-        Offer the draft's tokens as a proposal to the regeneration. The output is the same.
+        Offer the regeneration the draft as a proposal, and evidence and question for looking up
+        how it may go on (design 3.6). The output is the same.
     template : PromptTemplate or None
         None: ``PromptTemplate.chat()`` if the model has a chat template, else ``.base()``.
 

@@ -235,7 +235,8 @@ class AnswerLoop:
         """The sentence's ids and bytes as they continue the answer."""
         current = step.current
         token_ids, data = current.candidate.token_ids, current.text_bytes
-        if current is step.draft or self._config.placement != "boundary":
+        after_evidence = current is not step.draft and self._config.placement == "boundary"
+        if not after_evidence or not self._answer:
             return token_ids, data
         return self._setup.joint.attach(step.draft.text_bytes, token_ids, data)
 

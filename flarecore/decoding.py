@@ -94,7 +94,7 @@ class DecodePass:
     def draft(self, view: View, index: int, answer_text: str) -> Steps[Pass]:
         """Writes a sentence that is tested."""
         return (yield from self._run(
-            view, phase="draft", pass_index=0, proposal=(), is_tested=True, index=index,
+            view, phase="draft", pass_index=0, proposal=(), lookup=(), is_tested=True, index=index,
             answer_text=answer_text))
 
     def regenerate(
@@ -102,15 +102,18 @@ class DecodePass:
     ) -> Steps[Pass]:
         """Writes the step's sentence again; tested only if it could be written once more."""
         proposal: tuple[int, ...] = ()
-        if self._config.speculative:
+        lookup: tuple[int, ...] = ()
+        if self._config.speculative and view.placed is not None:
+            prompt = self._setup.prompt
+            lookup = (*view.placed.evidence.token_ids, *prompt.question)
             proposal = step.current.candidate.token_ids
-            if self._setup.prompt.reopens_turn and self._config.placement == "boundary" \
-                    and view.placed is not None and view.placed.boundary > 0:
+            if prompt.reopens_turn and self._config.placement == "boundary" \
+                    and view.placed.boundary > 0:
                 proposal = self._setup.joint.detach(proposal)
         is_tested = len(step.retrievals) < self._config.max_retrievals_per_sentence
         return (yield from self._run(
             view, phase="regenerate", pass_index=len(step.regenerations) + 1,
-            proposal=proposal[:view.max_tokens], is_tested=is_tested, index=index,
+            proposal=proposal[:view.max_tokens], lookup=lookup, is_tested=is_tested, index=index,
             answer_text=answer_text))
 
     def close(self) -> None:
@@ -119,15 +122,15 @@ class DecodePass:
 
     def _run(
         self, view: View, *, phase: str, pass_index: int, proposal: tuple[int, ...],
-        is_tested: bool, index: int, answer_text: str,
+        lookup: tuple[int, ...], is_tested: bool, index: int, answer_text: str,
     ) -> Steps[Pass]:
         config = self._config
         options: dict[str, Any] = {
             "sampling": config.sampling, "until": "sentence",
             "stop": (*config.stop, *self._setup.prompt.stop), "beta": config.beta,
             "pass_index": pass_index, "deadline_ms": self._deadline.remaining_ms()}
-        if proposal:
-            options["proposal"] = proposal
+        if proposal or lookup:
+            options |= {"proposal": proposal, "lookup": lookup}
         on_evidence = view.placed is not None and not self._one_lineage
         self._record.clock.enter(phase)
         try:

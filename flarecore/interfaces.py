@@ -134,6 +134,7 @@ class SequenceLike(Protocol):
         beta: float | None = ...,
         pass_index: int = ...,
         proposal: Sequence[int] = ...,
+        lookup: Sequence[int] = ...,
         deadline_ms: float | None = ...,
     ) -> OperationLike[DecodedLike]:
         """Generates at most `max_tokens` tokens."""
@@ -144,6 +145,7 @@ class SequenceLike(Protocol):
         evidence_ids: Sequence[int],
         *,
         proposal: Sequence[int] = ...,
+        lookup: Sequence[int] = ...,
         max_tokens: int,
         sampling: SamplingParams = ...,
         until: str = ...,
@@ -210,6 +212,12 @@ class TokenizerLike(Protocol):
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> str:
         """The chat as one string, special tokens spelled out."""
+        ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Ids of the chat; special-token text inside a message is plain text."""
         ...
 
 

@@ -118,14 +118,11 @@ class PromptBuilder:
         *head_segments, asked_segment, opening_segment = segments
         head, asked = self._encode(head_segments), self._encode([asked_segment])
         opening = self._encode([opening_segment])
-        token_ids = head + asked + opening
-        if not any(self._has_special(m["content"]) for m in messages):
-            # Encoded whole, as the model knows its chats; the runs are equal to it but for odd
-            # white space around a message.
-            rendered = self._tokenizer.render_chat(messages, add_generation_prompt=True)
-            token_ids = self._encode([(rendered, True)])
+        # Encoded whole, as the model knows its chats; the runs are equal to it but for odd white
+        # space around a message.
+        whole = self._tokenizer.encode_chat(messages, add_generation_prompt=True)
         return Prompt(
-            token_ids=token_ids, head=head, question=asked, opening=opening,
+            token_ids=tuple(whole), head=head, question=asked, opening=opening,
             prefix_block=self._block(template.prefix_evidence),
             first_block=self._block(template.first_evidence),
             boundary_block=self._evidence_turn(template.boundary_evidence, messages),

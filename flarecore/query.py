@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from flarecore.candidate import Candidate
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
 from flarecore.interfaces import TokenizerLike
-from flarecore.text import is_punctuation_or_space, mask_to_query
+from flarecore.text import MaskUnit, is_punctuation_or_space, mask_to_query
 
 __all__ = ["Query", "QueryMaker"]
 
@@ -76,7 +77,8 @@ class QueryMaker:
         else:
             text, flags = mask_to_query(
                 list(candidate.token_bytes), candidate.probs,
-                self._config.beta if kind == "mask" else 0.0, unit=self._config.mask_unit,
+                self._config.beta if kind == "mask" else 0.0,
+                unit=cast(MaskUnit, self._config.mask_unit),
                 inclusive=self._config.beta_inclusive and kind == "mask",
                 special=list(candidate.is_special))
             source = kind

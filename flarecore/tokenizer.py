@@ -81,7 +81,9 @@ class Tokenizer:
         self.special_token_ids = special
         self.eos_token_ids = vocabulary.end_ids(special)
         self.bos_token_id = vocabulary.declared.get("bos")
-        adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
+        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", adds_bos)
+        if not isinstance(adds_bos, bool):
+            raise ModelFileError(f"tokenizer.ggml.add_bos_token must be a bool, it is {adds_bos!r}")
         self.adds_bos = adds_bos and self.bos_token_id is not None
         self.chat_template = metadata.get("tokenizer.chat_template")
         if self.chat_template is not None and not isinstance(self.chat_template, str):

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from flarecore import _C
+
 # Value types: name -> (id, struct format of one number).
 VALUE_TYPES = {
     "uint8": (0, "B"), "int8": (1, "b"), "uint16": (2, "H"), "int16": (3, "h"),
@@ -137,3 +139,45 @@ def _tensor_info(tensor: Tensor, offset: int) -> bytes:
         + struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape)
         + struct.pack("<IQ", type_id, offset if tensor.offset is None else tensor.offset)
     )
+
+
+# Extreme values of every type.
+EXTREMES: dict[str, list[Any]] = {
+    "uint8": [0, 255], "int8": [-128, 127], "uint16": [0, 65535], "int16": [-32768, 32767],
+    "uint32": [0, 2**32 - 1], "int32": [-(2**31), 2**31 - 1], "uint64": [0, 2**64 - 1],
+    "int64": [-(2**63), 2**63 - 1], "float32": [-1.5, 3.0], "float64": [0.1, -1e300],
+    "bool": [False, True],
+}  # fmt: skip
+
+
+def small() -> Gguf:
+    """A valid file with every kind of thing in it."""
+    metadata: dict[str | bytes, Any] = {
+        "general.architecture": "llama",
+        "名前": "文 é \x00 end",
+        "tokens": ["a", "", "ĠĠ", "长" * 20],
+        "empty": Typed("uint8", []),
+        "x.bytes": b"\xff\xfe broken",
+        "general.alignment": 64,
+    }
+    for name, values in EXTREMES.items():
+        metadata[f"one.{name}"] = Typed(name, values[1])
+        metadata[f"many.{name}"] = Typed(name, values)
+    tensors = [
+        Tensor("w", (64, 3), "Q4_1"),
+        Tensor("norm", (5,), "F32"),
+        Tensor("four", (2, 3, 1, 2), "F16"),
+        Tensor("k", (256, 2), "Q6_K"),
+    ]
+    return Gguf(metadata, tensors, alignment=64)
+
+
+def load(gguf: Gguf | bytes, path: Path) -> Any:
+    path.write_bytes(gguf if isinstance(gguf, bytes) else gguf.to_bytes())
+    return _C.GgufFile(path)
+
+
+def read_everything(file: Any) -> int:
+    """Touches every value and every byte that the reader hands out."""
+    total = sum(len(repr(item)) for item in file.metadata.items())
+    return total + sum(int(t.data.sum()) + len(t.name) for t in file.tensors)

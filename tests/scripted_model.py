@@ -83,6 +83,13 @@ class WordTokenizer:
             f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
         return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
+    def encode_chat(self, messages, *, add_generation_prompt=True):
+        ids = [self.bos_token_id]
+        start, end = (self.encode(s, parse_special=True)[0] for s in SPECIALS[2:])
+        for m in messages:
+            ids += [start, *self.encode(m["role"] + "\n"), *self.encode(m["content"]), end, 10]
+        return ids + ([start, *self.encode("assistant\n")] if add_generation_prompt else [])
+
 
 @dataclass(frozen=True)
 class Say:
@@ -213,7 +220,8 @@ class ScriptedSequence:
         self._engine.num_lookaheads_lost += self._has_lookahead
         self._has_lookahead = False
 
-    def _start(self, given, max_tokens, *, pass_index, proposal=(), stop=(), **options):
+    def _start(self, given, max_tokens, *, pass_index, proposal=(), stop=(),
+               lookup=(), **options):
         self._check()
         assert set(options) <= {"sampling", "until", "beta", "deadline_ms"}, options
         if max_tokens < 1:
@@ -227,7 +235,7 @@ class ScriptedSequence:
         text = self._engine.tokenizer.decode(context)
         self._engine.calls.append(Call(
             pass_index, context, text, max_tokens, len(given), tuple(proposal),
-            options | {"stop": stop}))
+            options | {"stop": stop, "lookup": tuple(lookup)}))
         say = self._engine.script(text, pass_index)
         operation = ScriptedOperation(self, say, given, max_tokens, stop, tuple(proposal))
         self._running = operation

@@ -64,7 +64,7 @@ def test_a_low_token_masks_the_query_and_the_sentence_is_written_again():
                    [Say(" He was born in 1912.")])
     retriever = ScriptedRetriever(passages("Born in 1912.", "Other."))
     result, engine, events = run(script, retriever, placement="prefix")
-    assert retriever.queries == ["He was born in ."]
+    assert retriever.queries == ["He was born in"]
     assert result.text == " He was born in 1912."
     assert engine.contexts(0)[0] == "<bos>HEAD\nQ: Who?\nA:"
     assert engine.contexts(1) == [
@@ -78,7 +78,7 @@ def test_a_low_token_masks_the_query_and_the_sentence_is_written_again():
     assert draft.is_draft and draft.triggered
     assert draft.tokens == (" He", " was", " born", " in", " 1913", ".")
     assert draft.low == (False,) * 4 + (True, False)
-    assert events[2].kept == (True,) * 4 + (False, True)
+    assert events[2].kept == (True,) * 4 + (False, False)
     assert events[4].source == "regenerated" and events[4].unsupported_because is None
     assert events[4].passage_ids == ("p0", "p1")
 
@@ -88,7 +88,7 @@ def test_lineages_share_their_prefix_and_recompute_only_what_differs():
                     Say(stop="eos")],
                    [Say(" He was born in 1912."), Say(" She is 1914.")])
     _, engine, _ = run(script, placement="prefix")
-    first, regenerated, second, again, last = engine.calls
+    _, regenerated, second, again, last = engine.calls
     size = engine.tokenizer.encode
     # evidence forks the draft lineage at the head
     assert len(regenerated.context_ids) - regenerated.num_given == len(size("<bos>HEAD\n",
@@ -118,6 +118,18 @@ def test_boundary_placement_prefills_the_evidence_only(answer_before):
         assert call.num_given == len(engine.tokenizer.encode(
             "F:\n[1]: P zero.\n[2]: P one.\nA:"))
     assert engine.contexts(0)[-1] == "<bos>HEAD\nQ: Who?\nA:" + result.text
+
+
+@pytest.mark.parametrize(("placement", "num_kept"), [("prefix", 2), ("boundary", 1)])
+def test_an_evidence_lineage_is_kept_only_where_it_is_of_use(placement, num_kept):
+    num_open = []
+    script = Lists(
+        [Say(" One."), Say(" In 1913.", low=LOW),
+         Say(stop="eos", before=lambda: num_open.append(engine.num_open))],
+        [Say(" In 1912.", before=lambda: num_open.append(engine.num_open))])
+    engine = ScriptedEngine(script)
+    run(script, engine=engine, placement=placement)
+    assert num_open == [2, num_kept]
 
 
 @pytest.mark.parametrize("placement", ["prefix", "boundary"])
@@ -187,7 +199,7 @@ def test_the_same_query_for_the_same_gap_is_not_searched_again():
                    [Say(" In 1914.", low={" 1914": 0.1})])
     retriever = ScriptedRetriever(passages("P."))
     result, _, _ = run(script, retriever, max_retrievals_per_sentence=3)
-    assert retriever.queries == ["In ."]
+    assert retriever.queries == ["In"]
     assert result.text == " In 1914." and result.sentences[0].source == "regenerated"
 
 
@@ -258,7 +270,7 @@ def test_scope_and_filter_reach_the_retriever_whatever_the_draft_says():
     allowed = {"tenant": "a", "year": {"gte": 2024}}
     result, _, _ = run(script, retriever, initial_retrieval=True,
                        request={"scope": "2024 policy", "filter": allowed})
-    assert retriever.queries == ["2024 policy Who?", "2024 policy In .", "2024 policy Who?"]
+    assert retriever.queries == ["2024 policy Who?", "2024 policy In", "2024 policy Who?"]
     assert all(f == allowed for _, _, f in retriever.searches)
     assert result.trace.initial_retrieval.filter == allowed
 
@@ -272,4 +284,6 @@ def test_the_draft_is_the_proposal(speculative):
     assert call.proposal == (result.trace.sentences[0].draft.token_ids if speculative else ())
     assert result.stats.num_proposed == (6 if speculative else 0)
     assert result.stats.num_accepted == (4 if speculative else 0)
-    assert "proposal" not in engine.calls[0].options and engine.calls[0].proposal == ()
+    lookup = engine.tokenizer.encode("[1]: P zero.\n[2]: P one.\nQ: Who?\n")
+    assert call.options["lookup"] == (tuple(lookup) if speculative else ())
+    assert engine.calls[0].proposal == engine.calls[0].options["lookup"] == ()

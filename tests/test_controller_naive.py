@@ -20,7 +20,7 @@ from flarecore.flare import Flare
 from flarecore.retrieval.passage import Passage
 from flarecore.text import mask_to_query
 
-WORDS = "alpha beta gamma delta one two three four five six seven".split()
+WORDS = ["alpha", "beta", "gamma", "delta", "one", "two", "three", "four", "five", "six"]
 THETA, BETA, MAX_DRAFT, MAX_NEW = 0.35, 0.3, 9, 70
 
 

@@ -1,7 +1,10 @@
 """The sentence encoder: against transformers and numpy; batches and threads; errors."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -225,3 +228,11 @@ def test_bad_folder_is_refused(name, contents, error, message, tmp_path):
         target.write_text(contents if isinstance(contents, str) else json.dumps(contents))
     with pytest.raises(error, match=message):
         SentenceEncoder.load(folder, threads=1)
+
+
+def test_importing_loads_nothing_heavy():
+    code = ("import sys, flarecore.retrieval; print({'torch', 'transformers', 'hnswlib', "
+            "'tokenizers', 'flarecore._C'} & set(sys.modules))")
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert run.stdout.strip() == "set()"

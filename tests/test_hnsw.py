@@ -211,6 +211,10 @@ def test_failed_insertion_leaves_a_right_index(monkeypatch):
     assert retriever.stats.num_graph == NUM_QUERIES
 
 
+def nested(depth):
+    return [nested(depth - 1)] if depth else []
+
+
 def test_failed_add_changes_nothing():
     encoder = WordEncoder()
     retriever = HnswRetriever.build([Passage("a", "one two")], encoder)
@@ -221,6 +225,10 @@ def test_failed_add_changes_nothing():
         ([Passage("b", " ")], "text must not be empty"),
         ([Passage("b", 3)], "text must be a string, got int"),
         ([Passage("b", "\ud800")], "UTF-8"),
+        ([Passage("b", "x", metadata={"t": ["\udfff"]})], "UTF-8"),
+        ([Passage("b", "x", metadata={"\udfff": 1})], "UTF-8"),
+        ([Passage("b", "x", metadata={"t": 1 << 5000})], "4096 bits"),
+        ([Passage("b", "x", metadata={"t": nested(17)})], "deeper than 16"),
         ([Passage("b", "x", metadata={"t": {1, 2}})], "holds a set"),
         ([Passage("b", "x", metadata={"t": float("inf")})], "inf"),
         ([Passage("b", "x", metadata={"t": {1: 2}})], "keys must be strings"),

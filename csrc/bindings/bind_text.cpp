@@ -119,7 +119,8 @@ void bind_text(py::module_& m) {
         py::arg("token_bytes"));
   m.def("abbreviations", &py_abbreviations);
   m.def("word_roles", &py_word_roles);
-  m.def("char_flags", &char_flags, py::arg("code_point"));
+  m.def("char_flags", [](uint32_t code_point) { return char_flags(code_point); },
+        py::arg("code_point"));
 }
 
 }  // namespace flarecore

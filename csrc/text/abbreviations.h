@@ -15,6 +15,7 @@ enum WordRole : unsigned char {
   kLetterHead = 2,     // vitamin, Plan: the single capital after it is no initial
   kNumberHead = 4,     // Step, Chapter: with a number it labels the sentence it opens
   kExclaimedName = 8,  // Yahoo
+  kNumeral = 16,       // Two
 };
 
 // Class of a word without its final period, exactly as spelt; kNone if it is not in the table.

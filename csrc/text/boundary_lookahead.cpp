@@ -77,7 +77,8 @@ SentenceBoundary::Verdict SentenceBoundary::look_space(char32_t c, uint32_t flag
     absorb_terminator(flags);
     return Verdict::kWait;
   }
-  if ((flags & kHardCloser) != 0) {
+  const bool french = c == 0xBB && is_open_pair(c);  // « Non. »
+  if ((flags & kHardCloser) != 0 || french) {
     absorb_closer(flags);
     return Verdict::kWait;
   }
@@ -162,12 +163,13 @@ SentenceBoundary::Verdict SentenceBoundary::before_lower_word(bool capital_secon
   return boundary ? Verdict::kBoundary : Verdict::kNone;
 }
 
-// The capitalised word after an abbreviation is complete; `whole` if no period or hyphen follows it.
+// The capitalised word after an abbreviation is complete; `whole` if no period or hyphen follows
+// it.
 SentenceBoundary::Verdict SentenceBoundary::after_next_word(bool whole) const {
   const std::string_view word = next_word_.view();
   bool boundary;
   if (word_class_ == WordClass::kNumber) {
-    boundary = word.size() != 1 && !is_roman(word);
+    boundary = word.size() != 1 && !is_roman(word) && !has_role(word, kNumeral);
   } else {
     boundary = whole && has_role(word, kStarter);
   }
@@ -184,8 +186,8 @@ bool SentenceBoundary::closes(char32_t c, uint32_t flags) const {
   if ((flags & kCloser) == 0) return false;
   if (needs_space()) return true;  // right behind . ? ! nothing opens
   if ((flags & kLooseCloser) != 0) return false;
-  // 。** closes bold text that is open, else it opens the next sentence's. The second * of ** follows
-  // the first.
+  // 。** closes bold text that is open, else it opens the next sentence's. The second * of **
+  // follows the first.
   return (flags & kPaired) == 0 || is_open_pair(c) || c == previous_;
 }
 

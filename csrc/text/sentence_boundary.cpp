@@ -21,7 +21,8 @@ uint8_t pair_bit(char32_t c) {
     case '*': return 2;
     case '`': return 4;
     case '_': return 8;
-    default: return 16;
+    case '~': return 16;
+    default: return 32;  // « »
   }
 }
 
@@ -133,6 +134,8 @@ bool SentenceBoundary::is_open_pair(char32_t c) const { return (open_pairs_ & pa
 
 void SentenceBoundary::track(char32_t c, uint32_t flags) {
   if ((flags & kPaired) != 0 && c != previous_) open_pairs_ ^= pair_bit(c);
+  if (c == 0xAB) open_pairs_ |= pair_bit(c);
+  if (c == 0xBB) open_pairs_ &= static_cast<uint8_t>(~pair_bit(c));
   if ((flags & kUpper) != 0) seen_upper_ = true;
   if ((flags & kWordChar) != 0) {
     num_chars_ = std::min(num_chars_ + 1, kMaxMinChars);
@@ -143,10 +146,7 @@ void SentenceBoundary::track(char32_t c, uint32_t flags) {
     const bool dot = (flags & kDot) != 0 && word_state_ == WordState::kInside;
     word_state_ = dot ? WordState::kAfterDot : WordState::kOutside;
     if ((flags & kSpace) == 0) only_space_since_word_ = false;
-    if ((flags & kNewline) != 0) {
-      num_words_ = 0;
-      only_space_since_word_ = false;
-    }
+    if ((flags & kNewline) != 0) num_words_ = 0;
   }
   previous_ = c;
 }

@@ -11,11 +11,24 @@ from dataclasses import dataclass
 
 from flarecore import _C  # type: ignore[attr-defined]
 from flarecore.reference.text_chars import (
-    DIRECTION_CLOSERS,
+    CONTINUATIONS,
+    EAST_OPENERS,
+    EAST_QUOTES,
+    ELLIPSES,
+    HARD_CLOSERS,
+    LOOSE_CLOSERS,
     NEWLINES,
+    PAIRED,
+    PARTICLES,
+    QUESTIONS,
+    SOFT_CLOSERS,
+    STRONG,
+    TERMINATORS,
+    TITLE_CLOSERS,
     decode_utf8,
     is_digit,
     is_east,
+    is_emoji,
     is_lower,
     is_upper,
     is_word,
@@ -26,26 +39,9 @@ __all__ = ["first_sentence_end", "split_sentences"]
 
 MAX_WORD = 16  # longer words are in no table
 MAX_SYMBOLS = 8
-STARTER, LETTER_HEAD, NUMBER_HEAD, EXCLAIMED_NAME = 1, 2, 4, 8
+STARTER, LETTER_HEAD, NUMBER_HEAD, EXCLAIMED_NAME, NUMERAL = 1, 2, 4, 8, 16
 
-ELLIPSES = "…‥⋯"
-QUESTIONS = "?!‼‽⁇⁈⁉"
-STRONG = "。｡！？；։؟۔।॥။።។"
-TERMINATORS = "." + "．" + ELLIPSES + QUESTIONS + STRONG
-HARD_CLOSERS = ")]}〉》」』】〕〗）］｝｣"
-LOOSE_CLOSERS = "«‘“‹"
-PAIRED = '"*`_~'
-SOFT_CLOSERS = "'»’”›＂＇\u200d\ufe0f²³¹" + DIRECTION_CLOSERS
-EAST_QUOTES = "”〉》」』】）｣"
-TITLE_CLOSERS = "〉》"
-EAST_OPENERS = "〈《「『【｢"
-CONTINUATIONS = ",;:،؛、，：､"
-PARTICLES = "とっをがのには"
 CITATION = re.compile(r"\[[0-9,\-–^ ]{1,12}\]")
-
-
-def _is_emoji(char: str) -> bool:
-    return kind(char) == "symbol" and bool(re.match("[\u2600-\u27bf\U0001f000-\U0001faff]", char))
 
 
 def _narrow(word: str) -> str:
@@ -158,7 +154,7 @@ class _Sentence:
         if not earlier:
             return "", index
         gap = self.text[earlier[-1][1] : begin]
-        only_space = all(kind(c) == "space" and c not in NEWLINES for c in gap)
+        only_space = all(kind(c) == "space" for c in gap)
         return (_narrow(self.text[slice(*earlier[-1])]) if only_space else ""), index
 
     def open(self, i: int, word: tuple[int, int] | None, word_class: str) -> _End:
@@ -206,7 +202,7 @@ class _Sentence:
                 return "boundary", stop
             if text[j] in TERMINATORS:
                 self.absorb_terminator(text[j], end, spaced=True)
-            elif text[j] in HARD_CLOSERS:
+            elif text[j] in HARD_CLOSERS or (text[j] == "»" and "«" in text[:j].split("»")[-1]):
                 end.after_closer, end.last_closer = True, text[j]
             elif text[j] in CONTINUATIONS:
                 return "none", j
@@ -236,7 +232,7 @@ class _Sentence:
     def closes(self, j: int, end: _End) -> bool:
         char = self.text[j]
         loose = char in LOOSE_CLOSERS
-        closer = char in HARD_CLOSERS + SOFT_CLOSERS or _is_emoji(char) or "⁰" <= char <= "⁹"
+        closer = char in HARD_CLOSERS + SOFT_CLOSERS or is_emoji(char) or "⁰" <= char <= "⁹"
         if end.needs_space:
             return closer or loose or char in PAIRED
         if char in PAIRED:
@@ -306,7 +302,8 @@ class _Sentence:
                 go_on += 1
             word, after = _narrow(text[j:go_on]), text[go_on : go_on + 1]
             if before == "number":
-                boundary = len(word) != 1 and not re.fullmatch("[IVXLCDM]+", word)
+                numeral = _C.word_roles().get(word, 0) & NUMERAL
+                boundary = len(word) != 1 and not numeral and not re.fullmatch("[IVXLCDM]+", word)
             else:
                 whole = after in ("", ",", "'", "’") or kind(after) == "space" or is_east(after)
                 boundary = whole and bool(_C.word_roles().get(word, 0) & STARTER)

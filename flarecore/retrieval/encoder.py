@@ -142,7 +142,9 @@ def _load_tokenizer(files: EncoderFiles) -> Tokenizer:
 
     try:
         tokenizer = Tokenizer.from_file(str(files.tokenizer))
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the Rust library is no Exception
         raise ModelFileError(f"{files.tokenizer}: cannot be read: {error}") from error
     vocab_size = files.config["vocab_size"]
     if tokenizer.get_vocab_size(with_added_tokens=True) > vocab_size:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,7 +18,8 @@ from flarecore.retrieval.ranking import FloatArray, IndexArray, normalized
 __all__ = ["PassageStore", "StoreOptions", "embed", "embed_passages", "int_in"]
 
 _RESERVED_FIELDS = frozenset(["id", "title", "text", "score"])
-_MAX_DEPTH = 16
+_MAX_DEPTH = 16  # of metadata
+_MAX_INT_BITS = 4096  # Python refuses to print integers of over 4300 digits
 
 
 @dataclass(frozen=True)
@@ -189,33 +189,43 @@ def _check_passage(passage: Passage, position: int) -> Passage:
     if taken:
         raise ConfigError(f"{where}: metadata may not hold {sorted(taken)}, which are the "
                           "passage's own fields")
+    for value in (passage.id, passage.title, passage.text):
+        _check_unicode(value, where)
     metadata = _plain_json(passage.metadata, where, 0)
-    try:
-        fields = [passage.id, passage.title, passage.text, metadata]
-        json.dumps(fields, ensure_ascii=False).encode("utf-8")
-    except ValueError as error:  # half a surrogate pair, or an int beyond Python's digit limit
-        raise ConfigError(f"{where}: cannot be written as UTF-8 JSON: {error}") from error
     return replace(passage, score=0.0, metadata=metadata)
+
+
+def _check_unicode(text: str, where: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: holds half a surrogate pair, which UTF-8 cannot") from error
 
 
 def _plain_json(value: Any, where: str, depth: int) -> Any:
     """A private copy made of dict, list, str, int, float, bool and None."""
-    if depth > _MAX_DEPTH:
-        raise ConfigError(f"{where}: metadata is nested deeper than {_MAX_DEPTH} levels")
-    if value is None or isinstance(value, (str, bool)):
+    if isinstance(value, str):
+        _check_unicode(value, where)
+        return value
+    if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
+        if value.bit_length() > _MAX_INT_BITS:
+            raise ConfigError(f"{where}: metadata holds an integer of over {_MAX_INT_BITS} bits")
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ConfigError(f"{where}: metadata holds {value}, which JSON cannot")
         return value
+    if depth == _MAX_DEPTH:
+        raise ConfigError(f"{where}: metadata is nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, (list, tuple)):
         return [_plain_json(item, where, depth + 1) for item in value]
     if hasattr(value, "items"):
         for key in value:
             if not isinstance(key, str):
                 raise ConfigError(f"{where}: metadata keys must be strings, got {key!r}")
+            _check_unicode(key, where)
         return {key: _plain_json(item, where, depth + 1) for key, item in value.items()}
     raise ConfigError(
         f"{where}: metadata holds a {type(value).__name__}; only JSON values are kept (write dates "

@@ -1,0 +1,279 @@
+"""Fused sampler: from logits to token, confidence, running minimum, mask bit and flags.
+
+One launch for greedy and temperature rows, a second one only if a row filters (top-k, top-p, min-p;
+sampling_filters.py). The vocabulary is split over many programs, so that a single row uses the whole
+chip; the last program of a row to arrive joins the chunks in ascending order and finishes the row.
+
+Choice. Greedy: the largest logit, ties to the lowest id. Otherwise the inverse of the cumulative
+distribution in id order: the first id whose cumulative weight exceeds u * total, weights
+exp((l - max) / temperature) summed in float64, u from Philox keyed by (seed, stream, position, pass)
+as in csrc/common/philox.h. Confidence: softmax of the raw logits at temperature 1.
+
+The chunk size is fixed and the sums of a chunk have one order, so a row gives the same bits alone and
+in any batch, with and without the second launch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .checks import FLOAT_DTYPES, ceil_div, check_tensor, next_power_of_2, require
+from .sampling_filters import _candidate_threshold, _is_filtered, launch_filters
+from .sampling_math import _exp, _finish_row, _inverse_temperature, _is_idle, _uniform
+from .sampling_state import (
+    CHUNK,
+    GROUPS,
+    NUM_FLOATS,
+    TEMPERATURE,
+    SamplerState,
+    SamplerWorkspace,
+    TokenFlag,
+)
+
+__all__ = ["SamplerState", "SamplerWorkspace", "TokenFlag", "sample"]
+
+
+@triton.jit
+def _weigh(x, inverse):
+    """Largest value of a chunk and the float64 sum of exp((x - largest) * inverse)."""
+    top = tl.max(x, axis=0)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    return top, tl.sum(_exp((x - shift) * inverse).to(tl.float64), axis=0)
+
+
+@triton.jit
+def _rescaled(sums, tops, top, inverse, live):
+    """Sums relative to their chunk's largest logit -> relative to the row's, absent ones 0."""
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    return tl.where(live, sums * _exp((tops - shift) * inverse).to(tl.float64), 0.0)
+
+
+@triton.jit
+def _draw(choice_ptr, sums, total, top, inverse, u, vocab_size, CHUNK: tl.constexpr,
+          CHUNKS_POW2: tl.constexpr):  # fmt: skip
+    """First id whose cumulative weight exceeds u * total; choice_ptr is the row's."""
+    index = tl.arange(0, CHUNKS_POW2)
+    cumulative = tl.cumsum(sums, axis=0)
+    target = u.to(tl.float64) * total
+    # A chunk or token without weight is never chosen, whatever the last bits of the sums are; if
+    # rounding leaves nothing above the target, the last one with weight is meant.
+    last = tl.max(tl.where(sums > 0.0, index, 0), axis=0)
+    chunk = tl.min(tl.where((cumulative > target) & (sums > 0.0), index, last), axis=0)
+    before = tl.sum(tl.where(index == chunk, cumulative - sums, 0.0), axis=0)
+
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(choice_ptr + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+    weights = _exp((x - top) * inverse).to(tl.float64)
+    above = (before + tl.cumsum(weights, axis=0) > target) & (weights > 0.0)
+    last = tl.max(tl.where(weights > 0.0, ids, 0), axis=0)
+    return tl.min(tl.where(above, ids, last), axis=0)
+
+
+@triton.jit
+def _sample_kernel(
+    logits_ptr,  # (num_rows, vocab_size) raw
+    choice_ptr,  # (num_rows, vocab_size) to choose from; logits_ptr without HAS_CHOICE
+    logits_stride,
+    choice_stride,
+    token_flags_ptr,  # (vocab_size) uint8
+    floats_ptr,  # the state and workspace: see sampling_state.py
+    ints_ptr,
+    positions_ptr,
+    tokens_ptr,
+    flags_ptr,
+    num_sampled_ptr,
+    min_prob_ptr,
+    history_tokens_ptr,
+    history_probs_ptr,
+    history_flags_ptr,
+    chunk_max_ptr,
+    chunk_sum_ptr,
+    chunk_arg_ptr,
+    group_max_ptr,
+    counters_ptr,
+    row_stats_ptr,
+    vocab_size,
+    capacity,
+    CHUNK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHUNKS_POW2: tl.constexpr,
+    HAS_CHOICE: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
+    ADVANCE: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    num_chunks = tl.num_programs(0)
+    row = tl.program_id(1).to(tl.int64)
+    if _is_idle(positions_ptr, flags_ptr, ints_ptr, row):
+        return
+    temperature = tl.load(floats_ptr + row * NUM_FLOATS + TEMPERATURE)
+    inverse = _inverse_temperature(temperature)
+    choice_row = choice_ptr + row * choice_stride
+
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = ids < vocab_size
+    x = tl.load(choice_row + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    top, scaled_sum = _weigh(x, inverse)
+    raw = x
+    if HAS_CHOICE:
+        raw_at = logits_ptr + row * logits_stride + ids
+        raw = tl.load(raw_at, mask=inside, other=float("-inf")).to(tl.float32)
+    raw_top, raw_sum = _weigh(raw, 1.0)
+    at = row * num_chunks + chunk
+    tl.store(chunk_max_ptr + at * 2, top)
+    tl.store(chunk_max_ptr + at * 2 + 1, raw_top)
+    tl.store(chunk_sum_ptr + at * 2, scaled_sum)
+    tl.store(chunk_sum_ptr + at * 2 + 1, raw_sum)
+    tl.store(chunk_arg_ptr + at, tl.min(tl.where(x == top, ids, vocab_size), axis=0))
+    if HAS_FILTERS:
+        group_max = tl.max(tl.reshape(x, (GROUPS, CHUNK // GROUPS)), axis=1)
+        tl.store(group_max_ptr + at * GROUPS + tl.arange(0, GROUPS), group_max)
+
+    # All threads' stores come before the one thread's release; its acquire before their loads.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counters_ptr + row * 4, 1, sem="acq_rel", scope="gpu")
+    if arrived == num_chunks - 1:
+        tl.store(counters_ptr + row * 4, 0)
+        index = tl.arange(0, CHUNKS_POW2)
+        live = index < num_chunks
+        at = row * num_chunks + index
+        low = float("-inf")
+        # .cg: other programs wrote these through L2; a stale L1 line must not answer.
+        tops = tl.load(chunk_max_ptr + at * 2, live, low, cache_modifier=".cg")
+        raw_tops = tl.load(chunk_max_ptr + at * 2 + 1, live, low, cache_modifier=".cg")
+        sums = tl.load(chunk_sum_ptr + at * 2, live, 0.0, cache_modifier=".cg")
+        raw_sums = tl.load(chunk_sum_ptr + at * 2 + 1, live, 0.0, cache_modifier=".cg")
+        args = tl.load(chunk_arg_ptr + at, live, vocab_size, cache_modifier=".cg")
+
+        top = tl.max(tops, axis=0)
+        raw_top = tl.max(raw_tops, axis=0)
+        sums = _rescaled(sums, tops, top, inverse, live)
+        total = tl.sum(sums, axis=0)
+        raw_sum = tl.sum(_rescaled(raw_sums, raw_tops, raw_top, 1.0, live), axis=0)
+        # NaN and +inf logits make a sum NaN, only -inf makes it 0: all fail these comparisons.
+        valid = (total > 0.0) & (total < float("inf"))
+        valid = valid & (raw_sum > 0.0) & (raw_sum < float("inf"))
+        raw_sum = tl.where(valid, raw_sum, 1.0)
+        token = tl.min(tl.where(tops == top, args, vocab_size), axis=0)
+        token = tl.where(token < vocab_size, token, 0)
+
+        unfinished = False
+        if HAS_FILTERS:
+            unfinished = valid & _is_filtered(floats_ptr, ints_ptr, row, vocab_size)
+        if unfinished:
+            threshold = _candidate_threshold(
+                floats_ptr, ints_ptr, group_max_ptr + row * num_chunks * GROUPS, row, top, total,
+                temperature, vocab_size, num_chunks * GROUPS, GROUPS * CHUNKS_POW2,
+            )  # fmt: skip
+            stats = row_stats_ptr + row * 5
+            tl.store(stats, top.to(tl.float64))
+            tl.store(stats + 1, raw_top.to(tl.float64))
+            tl.store(stats + 2, raw_sum)
+            tl.store(stats + 3, total)
+            tl.store(stats + 4, threshold.to(tl.float64))
+            tl.store(counters_ptr + row * 4 + 3, 1)
+        else:
+            if valid & (temperature > 0.0):
+                u = _uniform(ints_ptr, row, tl.load(positions_ptr + row))
+                token = _draw(choice_row, sums, total, top, inverse, u, vocab_size, CHUNK,
+                              CHUNKS_POW2)  # fmt: skip
+            _finish_row(
+                row, token, raw_top, raw_sum, valid, logits_ptr, logits_stride, token_flags_ptr,
+                floats_ptr, positions_ptr, tokens_ptr, flags_ptr, num_sampled_ptr, min_prob_ptr,
+                history_tokens_ptr, history_probs_ptr, history_flags_ptr, capacity, ADVANCE,
+            )  # fmt: skip
+
+
+def sample(
+    logits: torch.Tensor,
+    token_flags: torch.Tensor,
+    state: SamplerState,
+    workspace: SamplerWorkspace,
+    *,
+    choice_logits: torch.Tensor | None = None,
+    advance: bool = True,
+    filters: bool | None = None,
+) -> None:
+    """Sample one token per row and move `state` on, without touching the host.
+
+    Parameters
+    ----------
+    logits
+        (num_rows, vocab_size) float32, float16 or bfloat16, raw; rows may be strided. -inf is
+        allowed; rows with NaN, +inf or nothing finite give TokenFlag.INVALID and confidence 0.
+    token_flags
+        (vocab_size) uint8: TokenFlag bits of each token.
+    state
+        Of num_rows rows.
+    workspace
+        For at least num_rows rows of vocab_size logits.
+    choice_logits
+        Like `logits`: what to choose from, after penalties and bias; `logits` by default. The
+        confidence always comes from `logits`.
+    advance
+        Also add 1 to `state.positions`; False for rows whose positions the caller sets anew.
+    filters
+        Whether to launch the second kernel, as a captured graph must know; by default only if a row
+        of `state` filters.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument does not fit, or `filters` is False although a row filters.
+    """
+    check_tensor("logits", logits, (state.num_rows, None), FLOAT_DTYPES, strided_dims=1)
+    num_rows, vocab_size = logits.shape
+    device = logits.device
+    require(
+        vocab_size == workspace.vocab_size,
+        f"logits must have the workspace's {workspace.vocab_size} columns, got {vocab_size}",
+    )
+    workspace.check(num_rows, device)
+    check_tensor("token_flags", token_flags, (vocab_size,), (torch.uint8,), device)
+    check_tensor("state.positions", state.positions, (num_rows,), (torch.int32,), device)
+    if choice_logits is not None:
+        check_tensor(
+            "choice_logits", choice_logits, logits.shape, FLOAT_DTYPES, device, strided_dims=1
+        )
+    filters = state.has_filters if filters is None else filters
+    require(
+        filters or not state.has_filters,
+        "filters=False, but a row uses top_k, top_p or min_p; pass filters=True",
+    )
+    choice = logits if choice_logits is None else choice_logits
+    num_chunks = ceil_div(vocab_size, CHUNK)
+    _sample_kernel[(num_chunks, num_rows)](
+        logits, choice, logits.stride(0), choice.stride(0), token_flags,
+        *state_tensors(state),
+        workspace.chunk_max, workspace.chunk_sum, workspace.chunk_arg, workspace.group_max,
+        workspace.counters, workspace.row_stats,
+        vocab_size, state.history_tokens.shape[1],
+        HAS_CHOICE=choice_logits is not None,
+        HAS_FILTERS=filters,
+        ADVANCE=advance,
+        **sample_constants(num_chunks),
+    )  # fmt: skip
+    if filters:
+        launch_filters(
+            logits, choice, token_flags, state_tensors(state), workspace, num_chunks, advance
+        )
+
+
+def sample_constants(num_chunks: int) -> dict[str, int]:
+    """Compile-time constants and launch options of the sampler kernel that the shape decides."""
+    return {
+        "CHUNK": CHUNK,
+        "GROUPS": GROUPS,
+        "CHUNKS_POW2": max(16, next_power_of_2(num_chunks)),
+        "num_warps": 4,
+    }
+
+
+def state_tensors(state: SamplerState) -> tuple[torch.Tensor, ...]:
+    """The state's tensors in the order of the kernels' parameters."""
+    return (
+        state.floats, state.ints, state.positions, state.tokens, state.flags, state.num_sampled,
+        state.min_prob, state.history_tokens, state.history_probs, state.history_flags,
+    )  # fmt: skip
