@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from flarecore.reference.text import SentenceBoundary, mask_to_query
 from helpers import (
     PROB_TOLERANCE,
     TinyLlama,
@@ -94,8 +93,6 @@ class FreshEngines:
 def options_of(retriever, **options):
     return NaiveOptions(
         search=retriever.find,
-        make_boundary=SentenceBoundary,
-        mask_to_query=mask_to_query,
         **{**COMMON, **options},
     )
 

@@ -52,7 +52,7 @@ class Hold:
             self.came_late = True
             return
         self.held.set()
-        self.release.wait(60)
+        self.release.wait(10)
 
     def __enter__(self):
         assert self.held.wait(60), "the worker never came by"
@@ -158,16 +158,17 @@ def test_cancel_after_the_end_changes_nothing(engine):
 def test_deadline(engine):
     sequence = engine.sequence(random_ids(30))
     before = state(sequence)
+    empty = engine.sequence()
     with paused(engine):
         operations = [
             sequence.decode_async(5, deadline_ms=1.0, **DECODE),
-            engine.sequence().extend_async([1, 2], deadline_ms=1.0),
+            empty.extend_async([1, 2], deadline_ms=1.0),
         ]
         time.sleep(0.01)
     for operation in operations:
         with pytest.raises(DeadlineExceeded):
             operation.result()
-    assert state(sequence) == before
+    assert state(sequence) == before and empty.token_ids == []
     assert len(sequence.decode(5, deadline_ms=60000.0, **DECODE).token_ids) == 5
 
 
@@ -224,8 +225,10 @@ def test_closing_the_engine_cancels():
 def test_an_operation_keeps_its_sequence(engine):
     """Nobody else holds the sequence: the operation runs to its end all the same."""
     expected = bits(engine.sequence(random_ids(30)).decode(50, **DECODE))
+    sequence = engine.sequence(random_ids(30))
     with paused(engine):
-        operation = engine.sequence(random_ids(30)).decode_async(50, **DECODE)
+        operation = sequence.decode_async(50, **DECODE)
+        del sequence
         gc.collect()
     assert bits(operation.result()) == expected
     del operation
@@ -324,7 +327,7 @@ def test_decode_ends_at_the_context(engine):
 
 def test_bad_arguments(engine):
     sequence = engine.sequence(random_ids(10))
-    for call in (
+    calls = (
         lambda: sequence.extend([271]),
         lambda: sequence.extend([-1]),
         lambda: sequence.score([271]),
@@ -341,11 +344,15 @@ def test_bad_arguments(engine):
         lambda: engine.sequence().decode(5),
         lambda: engine.sequence().score([1]),
         lambda: engine.sequence([271]),
-    ):
-        with pytest.raises(ConfigError):
+        lambda: sequence.decode(5, unknown_option=1),
+    )
+    for number, call in enumerate(calls):
+        try:
             call()
-    with pytest.raises(TypeError, match="unknown_option"):
-        sequence.decode(5, unknown_option=1)
+        except ConfigError as error:
+            assert str(error)
+        else:
+            pytest.fail(f"call {number} was accepted")
     assert sequence.token_ids == random_ids(10)
 
 
@@ -392,16 +399,14 @@ def test_statistics_count_what_was_done(engine):
 # ---- the sentence's end ----
 
 
-PROMPT = (
-    "<|im_start|>user\nWrite four short sentences about the sea.<|im_end|>\n<|im_start|>assistant\n"
-)
+PROMPT = "<|im_start|>user\nTell me about the city of Paris.<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_sentences_join_to_the_whole():
     """Decoding sentence by sentence gives the tokens of decoding at once."""
     engine = smollm2_engine("int8")
     prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
-    whole = engine.sequence(prompt).decode(80, until="eos")
+    whole = engine.sequence(prompt).decode(160, until="eos")
     for change in (False, True):
         sequence = engine.sequence(prompt)
         tokens, probs, sentences = [], b"", 0
@@ -426,7 +431,7 @@ def test_looked_ahead_token_is_not_used_for_another_draw():
     """Other sampling, another pass or a rollback must not get the token of the first decode."""
     engine = smollm2_engine("int8")
     prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
-    hot = SamplingParams(temperature=1.5, seed=8)
+    hot = SamplingParams(temperature=0.7, seed=8)
     sequence = engine.sequence(prompt)
     checkpoint = sequence.checkpoint()
     first = sequence.decode(60, sampling=hot)
@@ -435,7 +440,7 @@ def test_looked_ahead_token_is_not_used_for_another_draw():
     for options in (
         {"sampling": hot},
         {"sampling": hot, "pass_index": 1},
-        {"sampling": SamplingParams(temperature=1.5, seed=9)},
+        {"sampling": SamplingParams(temperature=0.7, seed=9)},
         {"sampling": SamplingParams()},
     ):
         fresh = engine.sequence(after).decode(12, **options)
