@@ -251,7 +251,8 @@ def decode_attention(
         (num_rows, num_heads, head_dim) float; rows of one sequence lie together and may be strided.
         Query head h reads KV head h // (num_heads / num_kv_heads).
     k_cache, v_cache
-        (num_blocks, num_kv_heads, 32, head_dim) float16, bfloat16 or float32.
+        (num_blocks, num_kv_heads, 32, head_dim) float16 or bfloat16, in the interpreter also float32;
+        blocks may be strided, alike in both.
     block_table
         (num_sequences, table_width) int32: blocks of each sequence in order; entries that no visible
         token needs are not read.

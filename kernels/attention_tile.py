@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .checks import FLOAT_DTYPES, check_tensor, require
+from .checks import FLOAT_DTYPES, INTERPRETED, check_tensor, require
 from .rope import BLOCK_TOKENS
 
 MAX_HEAD_DIM = 256
@@ -124,6 +124,11 @@ def check_attention(q, k_cache, v_cache, block_table, positions, query_begin, ou
     )
     cache_shape = (None, None, BLOCK_TOKENS, head_dim)
     check_tensor("k_cache", k_cache, cache_shape, FLOAT_DTYPES, q.device, strided_dims=1)
+    # Products of float32 would leave the tensor cores and spill: no path worth having on a device.
+    require(
+        INTERPRETED or k_cache.dtype != torch.float32,
+        "a float32 cache works in the interpreter only; use float16 or bfloat16 on a device",
+    )
     check_tensor("v_cache", v_cache, k_cache.shape, (k_cache.dtype,), q.device, strided_dims=1)
     require(
         k_cache.stride(0) == v_cache.stride(0),

@@ -201,16 +201,25 @@ def rope_store(
         k_norm if k_norm is not None else cos,
         num_tokens, cos.shape[0], block_table.shape[1],
         q.stride(0), k.stride(0), v.stride(0), q_out.stride(0), k_cache.stride(0), eps,
-        NUM_HEADS=num_heads,
-        HEAD_DIM=head_dim,
-        HALF_BLOCK=next_power_of_2(head_dim // 2),
-        TOKENS=TOKENS_PER_PROGRAM,
-        BLOCK_TOKENS=BLOCK_TOKENS,
-        INTERLEAVED=interleaved,
-        HAS_NORM=q_norm is not None,
-        num_warps=2,
+        **rope_constants(num_heads, head_dim, interleaved, q_norm is not None),
     )  # fmt: skip
     return q_out
+
+
+def rope_constants(
+    num_heads: int, head_dim: int, interleaved: bool, has_norm: bool
+) -> dict[str, int | bool]:
+    """Compile-time constants and launch options."""
+    return {
+        "NUM_HEADS": num_heads,
+        "HEAD_DIM": head_dim,
+        "HALF_BLOCK": next_power_of_2(head_dim // 2),
+        "TOKENS": TOKENS_PER_PROGRAM,
+        "BLOCK_TOKENS": BLOCK_TOKENS,
+        "INTERLEAVED": interleaved,
+        "HAS_NORM": has_norm,
+        "num_warps": 2,
+    }
 
 
 def _check_rope(q, k, v, cos, sin, positions, table_rows, block_table, k_cache, v_cache, q_out):

@@ -106,15 +106,15 @@ def _sample_kernel(
     chunk = tl.program_id(0)
     num_chunks = tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = ids < vocab_size
+    choice_row = choice_ptr + row * choice_stride
+    # Issued before the settings are known, so that both loads are under way at once.
+    x = tl.load(choice_row + ids, mask=inside, other=float("-inf")).to(tl.float32)
     if _is_idle(positions_ptr, flags_ptr, ints_ptr, row):
         return
     temperature = tl.load(floats_ptr + row * NUM_FLOATS + TEMPERATURE)
     inverse = _inverse_temperature(temperature)
-    choice_row = choice_ptr + row * choice_stride
-
-    ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = ids < vocab_size
-    x = tl.load(choice_row + ids, mask=inside, other=float("-inf")).to(tl.float32)
     top, scaled_sum = _weigh(x, inverse)
     raw = x
     if HAS_CHOICE:
@@ -138,14 +138,14 @@ def _sample_kernel(
         tl.store(counters_ptr + row * 4, 0)
         index = tl.arange(0, CHUNKS_POW2)
         live = index < num_chunks
-        at = row * num_chunks + index
+        ats = row * num_chunks + index
         low = float("-inf")
         # .cg: other programs wrote these through L2; a stale L1 line must not answer.
-        tops = tl.load(chunk_max_ptr + at * 2, live, low, cache_modifier=".cg")
-        raw_tops = tl.load(chunk_max_ptr + at * 2 + 1, live, low, cache_modifier=".cg")
-        sums = tl.load(chunk_sum_ptr + at * 2, live, 0.0, cache_modifier=".cg")
-        raw_sums = tl.load(chunk_sum_ptr + at * 2 + 1, live, 0.0, cache_modifier=".cg")
-        args = tl.load(chunk_arg_ptr + at, live, vocab_size, cache_modifier=".cg")
+        tops = tl.load(chunk_max_ptr + ats * 2, live, low, cache_modifier=".cg")
+        raw_tops = tl.load(chunk_max_ptr + ats * 2 + 1, live, low, cache_modifier=".cg")
+        sums = tl.load(chunk_sum_ptr + ats * 2, live, 0.0, cache_modifier=".cg")
+        raw_sums = tl.load(chunk_sum_ptr + ats * 2 + 1, live, 0.0, cache_modifier=".cg")
+        args = tl.load(chunk_arg_ptr + ats, live, vocab_size, cache_modifier=".cg")
 
         top = tl.max(tops, axis=0)
         raw_top = tl.max(raw_tops, axis=0)

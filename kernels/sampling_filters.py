@@ -119,8 +119,8 @@ def _load_tile(source_ptr, weights_ptr, begin, count, top, inverse, FROM_LIST: t
     index = begin + tl.arange(0, TILE)
     inside = index < count
     if FROM_LIST:
-        packed = tl.load(source_ptr + index, inside, LOWEST, cache_modifier=".cg")
-        weight = tl.load(weights_ptr + index, inside, 0, cache_modifier=".cg")
+        packed = tl.load(source_ptr + index, inside, LOWEST)
+        weight = tl.load(weights_ptr + index, inside, 0)
     else:
         x = tl.load(source_ptr + index, inside, float("-inf")).to(tl.float32)
         packed = tl.where(x > float("-inf"), _pack(x, index), LOWEST)
@@ -293,8 +293,11 @@ def launch_filters(
         logits, choice, logits.stride(0), choice.stride(0), token_flags, *state,
         workspace.counters, workspace.row_stats, workspace.candidates, workspace.candidate_weights,
         workspace.vocab_size, state[-1].shape[1], workspace.candidates.shape[1],
-        CHUNK=CHUNK,
-        TILE=TILE,
         ADVANCE=advance,
-        num_warps=8,
+        **filter_constants(),
     )  # fmt: skip
+
+
+def filter_constants() -> dict[str, int]:
+    """Compile-time constants and launch options of the filter kernel."""
+    return {"CHUNK": CHUNK, "TILE": TILE, "num_warps": 8}
