@@ -4,7 +4,8 @@
     python -m kernels.compile_table --check    # compile, compare the rows, write nothing
 
 Both fail if a kernel spills registers or does not fit into shared memory; --check also fails if the
-table lacks a row or, for the same Triton version, has other figures. TRITON_INTERPRET must be unset.
+table lacks a row or, for the same Triton version, has other figures. TRITON_INTERPRET must be
+unset.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TYPES = {
     "cos_ptr": "*fp32", "sin_ptr": "*fp32", "token_flags_ptr": "*u8", "floats_ptr": "*fp32",
     "ints_ptr": "*i64", "tokens_ptr": "*i32", "flags_ptr": "*i32", "num_sampled_ptr": "*i32",
     "min_prob_ptr": "*fp32", "history_tokens_ptr": "*i32", "history_probs_ptr": "*fp32",
-    "history_flags_ptr": "*u8", "chunk_max_ptr": "*fp32", "chunk_sum_ptr": "*fp64",
+    "history_flags_ptr": "*u8", "chunk_max_ptr": "*fp32", "chunk_sum_ptr": "*i64",
     "chunk_arg_ptr": "*i32", "group_max_ptr": "*fp32", "counters_ptr": "*i32",
     "row_stats_ptr": "*fp64", "candidates_ptr": "*i64", "weights_ptr": "*i64",
     "scale_log2": "fp32", "eps": "fp32", "weight_offset": "fp32",
@@ -110,9 +111,7 @@ def compile_case(case: Case, capability: int) -> Figures:
         # As at launch: allocations and the strides between rows are multiples of 16.
         if name.endswith(("_ptr", "_stride")):
             attributes[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(
-        fn=case.kernel, signature=signature, constexprs=constants, attrs=attributes
-    )
+    source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return _read_ptxas(compiled.asm["ptx"], compiled.metadata.shared)
 
@@ -120,9 +119,9 @@ def compile_case(case: Case, capability: int) -> Figures:
 def _read_ptxas(ptx: str, shared_bytes: int) -> Figures:
     architecture = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE).group(1)
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
+        source, target = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
-        command = [PTXAS, "-v", f"-arch={architecture}", source, "-o", Path(folder) / "kernel.cubin"]
+        command = [PTXAS, "-v", f"-arch={architecture}", source, "-o", target]
         report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", report)]
     registers = int(re.search(r"Used (\d+) registers", report).group(1))

@@ -97,7 +97,8 @@ def check(cache, rows, num_heads, window=0, **options):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [0, 111])
 def test_decode_matches_reference(dtype, window):
-    # 1, a full block, one more, one short of a split, more than one split; 3 query heads per KV head.
+    # 1, a full block, one more, one short of a split, more than one split; 3 query heads per KV
+    # head.
     lengths = [1, 32, 33, SPLIT_TOKENS - 1, SPLIT_TOKENS + 41]
     cache = Cache(lengths, num_kv_heads=2, head_dim=64, dtype=dtype)
     check(cache, [(i, n - 1) for i, n in enumerate(lengths)], num_heads=6, window=window)
@@ -179,7 +180,9 @@ def test_errors_name_the_argument():
         run(cache, [(0, 39)], 3)
     with pytest.raises(ValueError, match="at most 16 query heads may share a KV head, got 17"):
         run(cache, [(0, 39)], 34)
-    with pytest.raises(ValueError, match="max_context must be 1 to 256 for this workspace, got 300"):
+    with pytest.raises(
+        ValueError, match="max_context must be 1 to 256 for this workspace, got 300"
+    ):
         run(cache, [(0, 39)], 2, max_context=300)
     with pytest.raises(ValueError, match="window must be >= 0"):
         run(cache, [(0, 39)], 2, window=-1)

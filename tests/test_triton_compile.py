@@ -1,4 +1,4 @@
-"""Every kernel compiles for sm_80 and sm_90 without a device and spills nothing; the table is kept."""
+"""Every kernel compiles for sm_80 and sm_90 without a device, and spills nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_kernels_compile_without_spills_and_as_the_table_says():
 
 def test_the_table_has_every_kernel():
     sources = "".join(p.read_text() for p in (ROOT / "kernels").glob("*.py"))
-    kernels = re.findall(r"@triton\.jit\ndef _(\w+)_kernel\(", sources)
+    kernels = re.findall(r"@triton\.jit.*\ndef _(\w+)_kernel\(", sources)
     table = (ROOT / "kernels" / "COMPILED.md").read_text()
     missing = [k for k in kernels if f"| {k} |" not in table]
     assert len(kernels) >= 7 and not missing

@@ -71,7 +71,7 @@ def test_norm_errors():
         rms_norm(x.T, weight[:2], 1e-6)
     with pytest.raises(TypeError, match="x must have dtype float32, float16, bfloat16"):
         rms_norm(x.double(), weight, 1e-6)
-    with pytest.raises(TypeError, match="weight must be a torch.Tensor, got list"):
+    with pytest.raises(TypeError, match=r"weight must be a torch\.Tensor, got list"):
         rms_norm(x, [1.0], 1e-6)
     assert rms_norm(x[:0], weight, 1e-6).shape == (0, 8)
 

@@ -25,7 +25,9 @@ def rotate(x, position, interleaved, norm, eps):
         x = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * norm
     cos, sin = (t[position].astype(np.float64) for t in tables(x.shape[-1]))
     half = x.shape[-1] // 2
-    pairs = [slice(0, None, 2), slice(1, None, 2)] if interleaved else [slice(half), slice(half, None)]
+    pairs = (
+        [slice(0, None, 2), slice(1, None, 2)] if interleaved else [slice(half), slice(half, None)]
+    )
     out = np.empty_like(x)
     a, b = x[:, pairs[0]], x[:, pairs[1]]
     out[:, pairs[0]], out[:, pairs[1]] = a * cos - b * sin, b * cos + a * sin
@@ -71,7 +73,7 @@ def test_rotation_and_store(dtype, interleaved, with_norm):
     q, k, v = case.before
     close = dict(rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     written = np.zeros((24, BLOCK), bool)
-    for i, (position, row) in enumerate(zip(positions, rows)):
+    for i, (position, row) in enumerate(zip(positions, rows, strict=True)):
         expected = rotate(q[i], position, interleaved, norms[0], 1e-5)
         np.testing.assert_allclose(float64(out[i]), expected, **close)
         block, slot = case.table[row, position // BLOCK], position % BLOCK

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from triton_env import DEVICE, bits, device_only, device_tensor, torch
-
 import triton
 import triton.language as tl
+from triton_env import DEVICE, bits, device_only, device_tensor, torch
+
 from kernels.sampling import SamplerState, SamplerWorkspace, TokenFlag, sample
 from kernels.sampling_math import _exp, _uniform
 
@@ -142,9 +142,7 @@ def test_random_numbers_equal_the_cpu_header(tmp_path):
         for s, t, p, a in draws
     )
     source = tmp_path / "philox.cpp"
-    source.write_text(
-        f'#include <cstdio>\n#include "common/philox.h"\nint main() {{\n{lines}}}\n'
-    )
+    source.write_text(f'#include <cstdio>\n#include "common/philox.h"\nint main() {{\n{lines}}}\n')
     binary = tmp_path / "philox"
     subprocess.run([compiler, "-std=c++17", f"-I{csrc}", source, "-o", binary], check=True)
     printed = subprocess.run([binary], check=True, capture_output=True, text=True).stdout.split()
@@ -283,7 +281,7 @@ def test_state_moves_on_and_halts():
 
     def step(tokens, probs):
         logits = np.zeros((3, vocab), np.float32)
-        for row, (token, prob) in enumerate(zip(tokens, probs)):
+        for row, (token, prob) in enumerate(zip(tokens, probs, strict=True)):
             logits[row, token] = np.log(prob * (vocab - 1) / (1 - prob))
         sample(device_tensor(logits), flags, state, workspace)
 
