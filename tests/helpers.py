@@ -65,10 +65,12 @@ def _byte_alphabet() -> list[str]:
 
 
 def _vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
-    """Tokens, their GGUF types and merges: bytes, pairs of letters, three special tokens."""
+    """Tokens, their GGUF types and merges: bytes, pairs of characters, three special tokens."""
     alphabet = _byte_alphabet()
     letters = "etaoinshrdlucmfwypvbgkjqxz"
-    pairs = [(first, second) for first in letters for second in letters]
+    space, newline = alphabet[ord(" ")], alphabet[ord("\n")]
+    pairs = [(space, "A"), (".", space), (newline, newline), (".", '"')]
+    pairs += [(first, second) for first in letters for second in letters]
     pairs = pairs[: size - len(alphabet) - 3]
     tokens = [*alphabet, *(a + b for a, b in pairs), "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     assert len(tokens) == size, f"a tiny vocabulary has 259 to 935 tokens, got {size}"
