@@ -1,5 +1,158 @@
-"""flarecore: FLARE-direct (forward-looking active retrieval) inside the decoder."""
+"""flarecore: FLARE-direct (forward-looking active retrieval) inside the decoder.
+
+Names are loaded when they are first used, so that importing the package is quick and loads no
+tokenizer, index or terminal library.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+_EXPORTS = {
+    "flarecore.config": ["FlareConfig"],
+    "flarecore.engine": ["Engine", "EngineStats"],
+    "flarecore.errors": [
+        "CancelledError", "ConfigError", "ContextOverflowError", "DeadlineExceeded",
+        "FlarecoreError", "IndexFileError", "ModelFileError", "OutOfBlocksError", "RetrievalError",
+        "SequenceBusyError", "UnsupportedError"],
+    "flarecore.events": [
+        "DraftFinished", "DraftStarted", "Finished", "RetrievalFinished", "RetrievalStarted",
+        "SentenceAccepted"],
+    "flarecore.flare": ["Flare"],
+    "flarecore.model": ["Model", "ModelConfig"],
+    "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
+    "flarecore.result": ["FlareResult"],
+    "flarecore.retrieval": [
+        "ExactRetriever", "HnswRetriever", "Passage", "Retriever", "SentenceEncoder",
+        "read_passages"],
+    "flarecore.sampling": ["SamplingParams"],
+    "flarecore.sequence": ["Checkpoint", "Sequence"],
+    "flarecore.templates": ["PromptTemplate"],
+    "flarecore.text": ["SentenceBoundary", "mask_to_query", "split_sentences"],
+    "flarecore.tokenizer": ["Tokenizer"],
+    "flarecore.trace": ["Trace"],
+}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = ["__version__", *_MODULE_OF]
+
+if TYPE_CHECKING:
+    from flarecore.config import FlareConfig as FlareConfig
+    from flarecore.engine import Engine as Engine
+    from flarecore.engine import EngineStats as EngineStats
+    from flarecore.errors import (
+        CancelledError as CancelledError,
+    )
+    from flarecore.errors import (
+        ConfigError as ConfigError,
+    )
+    from flarecore.errors import (
+        ContextOverflowError as ContextOverflowError,
+    )
+    from flarecore.errors import (
+        DeadlineExceeded as DeadlineExceeded,
+    )
+    from flarecore.errors import (
+        FlarecoreError as FlarecoreError,
+    )
+    from flarecore.errors import (
+        IndexFileError as IndexFileError,
+    )
+    from flarecore.errors import (
+        ModelFileError as ModelFileError,
+    )
+    from flarecore.errors import (
+        OutOfBlocksError as OutOfBlocksError,
+    )
+    from flarecore.errors import (
+        RetrievalError as RetrievalError,
+    )
+    from flarecore.errors import (
+        SequenceBusyError as SequenceBusyError,
+    )
+    from flarecore.errors import (
+        UnsupportedError as UnsupportedError,
+    )
+    from flarecore.events import (
+        DraftFinished as DraftFinished,
+    )
+    from flarecore.events import (
+        DraftStarted as DraftStarted,
+    )
+    from flarecore.events import (
+        Finished as Finished,
+    )
+    from flarecore.events import (
+        RetrievalFinished as RetrievalFinished,
+    )
+    from flarecore.events import (
+        RetrievalStarted as RetrievalStarted,
+    )
+    from flarecore.events import (
+        SentenceAccepted as SentenceAccepted,
+    )
+    from flarecore.flare import Flare as Flare
+    from flarecore.model import Model as Model
+    from flarecore.model import ModelConfig as ModelConfig
+    from flarecore.operation import (
+        Decoded as Decoded,
+    )
+    from flarecore.operation import (
+        Operation as Operation,
+    )
+    from flarecore.operation import (
+        OperationStats as OperationStats,
+    )
+    from flarecore.operation import (
+        Scored as Scored,
+    )
+    from flarecore.result import FlareResult as FlareResult
+    from flarecore.retrieval import (
+        ExactRetriever as ExactRetriever,
+    )
+    from flarecore.retrieval import (
+        HnswRetriever as HnswRetriever,
+    )
+    from flarecore.retrieval import (
+        Passage as Passage,
+    )
+    from flarecore.retrieval import (
+        Retriever as Retriever,
+    )
+    from flarecore.retrieval import (
+        SentenceEncoder as SentenceEncoder,
+    )
+    from flarecore.retrieval import (
+        read_passages as read_passages,
+    )
+    from flarecore.sampling import SamplingParams as SamplingParams
+    from flarecore.sequence import Checkpoint as Checkpoint
+    from flarecore.sequence import Sequence as Sequence
+    from flarecore.templates import PromptTemplate as PromptTemplate
+    from flarecore.text import (
+        SentenceBoundary as SentenceBoundary,
+    )
+    from flarecore.text import (
+        mask_to_query as mask_to_query,
+    )
+    from flarecore.text import (
+        split_sentences as split_sentences,
+    )
+    from flarecore.tokenizer import Tokenizer as Tokenizer
+    from flarecore.trace import Trace as Trace
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'flarecore' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -16,8 +16,11 @@ const char* isa_name(CpuIsa isa);
 // lowest first. kAvx512 asks for F, BW, DQ, VL and VNNI.
 std::vector<CpuIsa> available_isas();
 
-// The level in force: FLARECORE_CPU_ISA if set, else the highest available. Raises ConfigError for
-// an unknown name and UnsupportedError for a level that is not available. Decided once a process.
+// The level named `wanted`, or the highest of `available` if that is null or empty. Raises
+// ConfigError for an unknown name and UnsupportedError for a level that is not available.
+CpuIsa choose_isa(const char* wanted, const std::vector<CpuIsa>& available);
+
+// The level in force: choose_isa of FLARECORE_CPU_ISA. Decided once a process.
 CpuIsa active_isa();
 
 // The kernels of the level in force, or of a named level (which must be available).

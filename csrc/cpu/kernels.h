@@ -12,36 +12,43 @@
 
 namespace flarecore {
 
-// How the values of a packed weight matrix are stored (model/packed_matrix.h makes them).
-// `tile` output channels lie together: value k of all channels of a tile before value k + 1 (float
-// formats), or interleaved four inputs at a time (quantised formats); the last tile is padded with 0.
+// How the values of a packed weight matrix are stored (model/packed_matrix.h makes them): one
+// format per tensor type, lossless, interleaved for the kernels (cpu/packed_layout.h).
+// `tile` output channels lie together; the last tile is padded with channels of value 0.
 enum class WeightFormat : uint8_t {
   kF32,   // (tile, K) float32, stored [K][tile]
   kF16,   // the same in float16
   kBF16,  // the same in bfloat16
-  kQ4,    // unsigned 4-bit, value = q * scale + min, scale and min per group of 32
-  kQ5,    // unsigned 5-bit, the same
-  kQ8,    // signed 8-bit, value = q * scale, scale per group of 32
-  kQ6,    // signed 6-bit widened to 8, value = q * scale, scale per group of 16
+  kQ4_0,  // unsigned 4-bit, value = (q - 8) * scale, float16 scale per group of 32
+  kQ4_1,  // unsigned 4-bit, value = q * scale + min, float16 scale and min per group
+  kQ4_K,  // as kQ4_1, scale = d * s and min = -(dmin * m): float16 d, dmin per 256, 6-bit s, m
+  kQ5_0,  // as kQ4_0 with 5 bits, value = (q - 16) * scale
+  kQ5_1,  // as kQ4_1 with 5 bits
+  kQ5_K,  // as kQ4_K with 5 bits
+  kQ8_0,  // signed 8-bit, value = q * scale, float16 scale per group
+  kQ6_K,  // unsigned 6-bit, value = (q - 32) * scale per 16 inputs: float16 d per 256, int8 s
 };
+
+static inline constexpr bool is_quantized(WeightFormat f) { return f >= WeightFormat::kQ4_0; }
 
 // Borrowed view of a packed matrix W (num_rows = output channels, num_cols = inputs K).
 struct PackedView {
   WeightFormat format;
-  bool wide_scales;         // scales and minima are float32 (k-quants), not float16
   int64_t num_rows;         // output channels, before padding
-  int64_t num_cols;         // inputs; a multiple of 32 for the quantised formats
+  int64_t num_cols;         // inputs; a multiple of 32 (256 for k-quants) if quantised
   int tile;                 // output channels per tile: KernelTable::tile of the level that packed it
   const uint8_t* data;      // 64-byte aligned
-  int64_t tile_size_bytes;  // distance between two tiles
+  int64_t tile_size_bytes;  // distance between two tiles, a multiple of 64
 };
 
-// Activations quantised per row and group of 32 (num_rows, K): x = q * scale.
-struct QuantizedRows {
-  const int8_t* q;       // (num_rows, K), values in [-127, 127]
-  const float* scale;    // (num_rows, K / 32)
-  const int32_t* sum;    // (num_rows, K / 32) sum of q over the group
-  int64_t num_cols;      // K
+// Activations of one row and group of 32 inputs in 8 bits, with what the kernels multiply next: one
+// stream a row, so that a block of rows needs few addresses. A quantised matrix of activations is
+// (num_rows, K / 32) of these.
+struct QuantizedGroup {
+  float scale;           // x = q * scale
+  float sum;             // scale times the sum of q: what a minimum or zero point multiplies
+  float first_half_sum;  // the same over the first 16
+  int8_t q[kGroupSize];  // in [-127, 127]
 };
 
 // Attention of up to kMaxAttentionRows query rows of one sequence that share one KV head, over the
@@ -85,10 +92,11 @@ struct KernelTable {
   // y[i] = (x[i] - mean) / sqrt(var + eps) * weight[i] + bias[i]. (n)
   void (*layernorm)(const float* x, const float* weight, const float* bias, float eps, int64_t n,
                     float* y);
-  // Quantises one row per group of 32: scale = max|x| / 127, q = x / scale rounded to nearest even
-  // (all 0 where the group is 0). n is a multiple of 32; scale and sum are (n / 32).
-  void (*quantize_row)(const float* x, int64_t n, int8_t* q, float* scale, int32_t* sum);
-  // y = silu(gate) * up, y = gelu_tanh(gate) * up, y = gelu_erf(x). (n), in place allowed
+  // Quantises one row per group of 32: scale = max|x| / 127, q = x * (127 / max|x|) rounded to
+  // nearest even (all 0 where max|x| < 1e-35). n is a multiple of 32; out is (n / 32).
+  void (*quantize_row)(const float* x, int64_t n, QuantizedGroup* out);
+  // y = silu(gate) * up, y = gelu_tanh(gate) * up, y = gelu_erf(x). (n), in place allowed. Within
+  // 2e-6 of the exact value, relative where |x| < 5, else relative to max(|y|, 1e-6).
   void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);
   void (*gelu_tanh_mul)(const float* gate, const float* up, int64_t n, float* y);
   void (*gelu_erf)(const float* x, int64_t n, float* y);
@@ -100,19 +108,26 @@ struct KernelTable {
   // padding channels are not written. For kF32, kF16, kBF16.
   void (*matmul_float)(const PackedView& w, const float* x, int64_t x_stride, int num_rows,
                        int64_t tile_begin, int64_t tile_end, float* y, int64_t y_stride);
-  // The same over quantised activations. For kQ4, kQ5, kQ8, kQ6. Integer sums within a group are
-  // exact; groups are added in ascending order in float32.
-  void (*matmul_quantized)(const PackedView& w, const QuantizedRows& x, int num_rows,
-                           int64_t tile_begin, int64_t tile_end, float* y, int64_t y_stride);
+  // The same over quantised activations, x_stride groups between two rows. For the kQ formats.
+  // Integer sums within a group are exact; groups are added in ascending order in float32.
+  void (*matmul_quantized)(const PackedView& w, const QuantizedGroup* x, int64_t x_stride,
+                           int num_rows, int64_t tile_begin, int64_t tile_end, float* y,
+                           int64_t y_stride);
 
   // Softmax numerators over one split of the context (flash style, blocks in ascending order).
   void (*attention)(const AttentionArgs& args);
 
-  // Statistics of one run of logits (n >= 1); -inf entries are allowed.
+  // Statistics of one run of logits (n >= 1); -inf entries are allowed, inverse_temperature is
+  // finite and above 0. All -inf: max = -inf, argmax = 0, both sums 0.
   void (*logit_stats)(const float* logits, int64_t n, float inverse_temperature, LogitStats* out);
 
   // float32 -> float16, round to nearest even; what overflows becomes +-65504. (n)
   void (*to_float16)(const float* x, int64_t n, uint16_t* y);
+
+  // Yardsticks of the benchmarks: the sum of n words, read as fast as the level can, and the largest
+  // of n >= 1 numbers, none of them NaN.
+  uint64_t (*sum_words)(const uint64_t* words, int64_t n);
+  float (*max_of)(const float* x, int64_t n);
 };
 
 }  // namespace flarecore

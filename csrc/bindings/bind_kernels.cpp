@@ -1,0 +1,202 @@
+// Bindings of the CPU level in force, and of the kernels as tests and benchmarks see them
+// (`_C.testing`): numpy in, numpy out, any available level by name.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "bindings/bind_kernels_testing.h"
+#include "bindings/bindings.h"
+#include "common/check.h"
+#include "common/thread_pool.h"
+#include "cpu/cpu_isa.h"
+#include "model/ggml_types.h"
+
+namespace py = pybind11;
+
+namespace flarecore {
+namespace {
+
+using ElementwiseFn = void (*)(const float*, const float*, int64_t, float*);
+
+FloatArray apply_two(ElementwiseFn fn, const FloatArray& a, const FloatArray& b) {
+  check(a.size() == b.size(), ErrorKind::kConfig, "both inputs need the same size, got ", a.size(),
+        " and ", b.size());
+  FloatArray y(a.size());
+  fn(a.data(), b.data(), a.size(), y.mutable_data());
+  return y;
+}
+
+FloatArray rmsnorm(const std::string& isa, const FloatArray& x, const FloatArray& weight,
+                   float eps) {
+  check(x.size() == weight.size(), ErrorKind::kConfig, "x and weight need the same size, got ",
+        x.size(), " and ", weight.size());
+  FloatArray y(x.size());
+  table_of(isa).rmsnorm(x.data(), weight.data(), eps, x.size(), y.mutable_data());
+  return y;
+}
+
+FloatArray layernorm(const std::string& isa, const FloatArray& x, const FloatArray& weight,
+                     const FloatArray& bias, float eps) {
+  check(x.size() == weight.size() && x.size() == bias.size(), ErrorKind::kConfig,
+        "x, weight and bias need the same size, got ", x.size(), ", ", weight.size(), ", ",
+        bias.size());
+  FloatArray y(x.size());
+  table_of(isa).layernorm(x.data(), weight.data(), bias.data(), eps, x.size(), y.mutable_data());
+  return y;
+}
+
+FloatArray gelu_erf(const std::string& isa, const FloatArray& x) {
+  FloatArray y(x.size());
+  table_of(isa).gelu_erf(x.data(), x.size(), y.mutable_data());
+  return y;
+}
+
+FloatArray add(const std::string& isa, const FloatArray& x, const FloatArray& y) {
+  check(x.size() == y.size(), ErrorKind::kConfig, "both inputs need the same size, got ", x.size(),
+        " and ", y.size());
+  FloatArray out(y.size());
+  std::copy(y.data(), y.data() + y.size(), out.mutable_data());
+  table_of(isa).add(x.data(), x.size(), out.mutable_data());
+  return out;
+}
+
+py::array_t<uint16_t> to_float16(const std::string& isa, const FloatArray& x) {
+  py::array_t<uint16_t> y(x.size());
+  table_of(isa).to_float16(x.data(), x.size(), y.mutable_data());
+  return y;
+}
+
+// q (n) int8, scale (n / 32), sums (n / 32, 2) over the group and its first half.
+py::tuple quantize_row(const std::string& isa, const FloatArray& x) {
+  check(x.size() % kGroupSize == 0, ErrorKind::kConfig, "a row needs a multiple of ", kGroupSize,
+        " values, got ", x.size());
+  std::vector<QuantizedGroup> groups(static_cast<size_t>(x.size() / kGroupSize));
+  table_of(isa).quantize_row(x.data(), x.size(), groups.data());
+  py::array_t<int8_t> q(x.size());
+  FloatArray scale(x.size() / kGroupSize);
+  FloatArray sums({x.size() / kGroupSize, py::ssize_t{2}});
+  int8_t* out = q.mutable_data();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    out = std::copy(groups[g].q, groups[g].q + kGroupSize, out);
+    scale.mutable_data()[g] = groups[g].scale;
+    sums.mutable_data()[2 * g] = groups[g].sum;
+    sums.mutable_data()[2 * g + 1] = groups[g].first_half_sum;
+  }
+  return py::make_tuple(q, scale, sums);
+}
+
+py::tuple logit_stats(const std::string& isa, const FloatArray& logits,
+                      float inverse_temperature) {
+  check(logits.size() >= 1, ErrorKind::kConfig, "logits must not be empty");
+  LogitStats s;
+  table_of(isa).logit_stats(logits.data(), logits.size(), inverse_temperature, &s);
+  return py::make_tuple(s.max, s.argmax, s.sum, s.sum_scaled);
+}
+
+// q (rows, heads, head_dim), k (blocks, head_dim, 32), v (blocks, 32, head_dim), one KV head.
+template <typename T>
+py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>& k,
+                    const Array<T>& v, const Array<int32_t>& first_visible,
+                    const Array<int32_t>& end_visible, int block_begin, int block_end,
+                    float scale) {
+  check(q.ndim() == 3 && k.ndim() == 3 && v.ndim() == 3, ErrorKind::kConfig,
+        "q, k and v need three dimensions");
+  const py::ssize_t rows = q.shape(0), heads = q.shape(1), dim = q.shape(2);
+  check(rows >= 1 && rows <= kMaxAttentionRows && heads >= 1 && heads <= kMaxGroupHeads &&
+            dim % 8 == 0 && dim >= 8 && dim <= 512,
+        ErrorKind::kConfig, "unsupported query shape");
+  check(k.shape(1) == dim && k.shape(2) == kBlockTokens && v.shape(1) == kBlockTokens &&
+            v.shape(2) == dim && v.shape(0) == k.shape(0),
+        ErrorKind::kConfig, "k and v do not match q and the block layout");
+  check(first_visible.size() == rows && end_visible.size() == rows && block_begin >= 0 &&
+            block_end <= k.shape(0),
+        ErrorKind::kConfig, "visible ranges or block range do not match");
+  std::vector<const void*> k_blocks, v_blocks;
+  for (py::ssize_t b = 0; b < k.shape(0); ++b) {
+    k_blocks.push_back(k.data(b, 0, 0));
+    v_blocks.push_back(v.data(b, 0, 0));
+  }
+  FloatArray out({rows, heads, dim}), row_max({rows, heads}), row_sum({rows, heads});
+  AttentionArgs args{q.data(), heads * dim, static_cast<int>(rows), static_cast<int>(heads),
+                     static_cast<int>(dim), scale, sizeof(T) == 2, k_blocks.data(),
+                     v_blocks.data(), block_begin, block_end, first_visible.data(),
+                     end_visible.data(), out.mutable_data(), row_max.mutable_data(),
+                     row_sum.mutable_data()};
+  table_of(isa).attention(args);
+  return py::make_tuple(out, row_max, row_sum);
+}
+
+void bind_elementwise(py::module_& t) {
+  t.def("rmsnorm", &rmsnorm, py::arg("isa"), py::arg("x"), py::arg("weight"), py::arg("eps"));
+  t.def("layernorm", &layernorm, py::arg("isa"), py::arg("x"), py::arg("weight"), py::arg("bias"),
+        py::arg("eps"));
+  t.def("silu_mul", [](const std::string& isa, const FloatArray& gate, const FloatArray& up) {
+    return apply_two(table_of(isa).silu_mul, gate, up);
+  });
+  t.def("gelu_tanh_mul", [](const std::string& isa, const FloatArray& gate, const FloatArray& up) {
+    return apply_two(table_of(isa).gelu_tanh_mul, gate, up);
+  });
+  t.def("gelu_erf", &gelu_erf);
+  t.def("add", &add);
+  t.def("to_float16", &to_float16);
+  t.def("quantize_row", &quantize_row);
+  t.def("logit_stats", &logit_stats, py::arg("isa"), py::arg("logits"),
+        py::arg("inverse_temperature") = 1.0f);
+}
+
+}  // namespace
+
+CpuIsa isa_of_name(const std::string& name) {
+  for (CpuIsa isa : available_isas()) {
+    if (name == isa_name(isa)) return isa;
+  }
+  fail(ErrorKind::kUnsupported, "CPU level '", name, "' is not available on this machine");
+}
+
+const KernelTable& table_of(const std::string& isa) { return kernels_of(isa_of_name(isa)); }
+
+GgmlType ggml_type_of_name(const std::string& name) {
+  for (uint32_t id = 0; id < 64; ++id) {
+    const GgmlTypeInfo* info = find_ggml_type(id);
+    if (info != nullptr && name == info->name) return static_cast<GgmlType>(id);
+  }
+  fail(ErrorKind::kConfig, "unknown tensor type '", name, "'");
+}
+
+void bind_kernels(py::module_& m) {
+  m.def("cpu_isa", [] { return isa_name(active_isa()); }, "CPU level in force.");
+  m.def(
+      "available_isas",
+      [] {
+        std::vector<std::string> names;
+        for (CpuIsa isa : available_isas()) names.push_back(isa_name(isa));
+        return names;
+      },
+      "CPU levels that this machine can run, lowest first.");
+  m.def("usable_num_threads", &usable_num_threads,
+        "Threads this process may really use: CPU affinity and cgroup quota.");
+
+  py::module_ t = m.def_submodule("testing", "Kernels one by one, for tests and benchmarks.");
+  t.def(
+      "choose_isa",
+      [](const std::string& wanted, const std::vector<std::string>& available) {
+        std::vector<CpuIsa> isas;
+        for (const std::string& name : available) isas.push_back(isa_of_name(name));
+        return isa_name(choose_isa(wanted.c_str(), isas));
+      },
+      "The level FLARECORE_CPU_ISA=wanted gives on a machine that has `available`.");
+  bind_elementwise(t);
+  t.def("attention", &attention<float>, py::arg("isa"), py::arg("q"), py::arg("k"), py::arg("v"),
+        py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
+        py::arg("block_end"), py::arg("scale"));
+  t.def("attention_float16", &attention<uint16_t>, py::arg("isa"), py::arg("q"), py::arg("k"),
+        py::arg("v"), py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
+        py::arg("block_end"), py::arg("scale"));
+  bind_matrix_testing(t);
+}
+
+}  // namespace flarecore

@@ -1,0 +1,211 @@
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "bindings/bind_kernels_testing.h"
+#include "common/check.h"
+#include "common/thread_pool.h"
+#include "model/packed_matrix.h"
+
+namespace py = pybind11;
+
+namespace flarecore {
+namespace {
+
+struct Bytes {
+  const uint8_t* data;
+  int64_t size;
+};
+
+Bytes bytes_of(const py::buffer_info& info) {
+  return {static_cast<const uint8_t*>(info.ptr), static_cast<int64_t>(info.size * info.itemsize)};
+}
+
+int64_t bytes_of_values(GgmlType type, int64_t num_values) {
+  const GgmlTypeInfo& info = ggml_type_info(type);
+  return num_values / info.block_values * info.block_size_bytes;
+}
+
+FloatArray dequantize_values(const std::string& type_name, const py::buffer& data,
+                             int64_t num_values) {
+  const GgmlType type = ggml_type_of_name(type_name);
+  const py::buffer_info info = data.request();
+  const Bytes bytes = bytes_of(info);
+  check(bytes.size >= bytes_of_values(type, num_values), ErrorKind::kConfig, type_name, " needs ",
+        bytes_of_values(type, num_values), " bytes for ", num_values, " values, got ", bytes.size);
+  FloatArray out(num_values);
+  dequantize(type, bytes.data, num_values, out.mutable_data());
+  return out;
+}
+
+// A packed matrix with the level that reads it.
+struct TestMatrix {
+  PackedMatrix matrix;
+  const KernelTable* table;
+
+  TestMatrix(const std::string& type_name, const py::buffer& data, int64_t num_rows,
+             int64_t num_cols, const std::string& isa, const std::string& mode, ThreadPool* pool)
+      : table(&table_of(isa)) {
+    const GgmlType type = ggml_type_of_name(type_name);
+    check(mode == "quantized" || mode == "float32", ErrorKind::kConfig,
+          "mode must be 'quantized' or 'float32', got '", mode, "'");
+    const py::buffer_info info = data.request();
+    const Bytes bytes = bytes_of(info);
+    check(bytes.size >= bytes_of_values(type, num_rows * num_cols), ErrorKind::kConfig, "got ",
+          bytes.size, " bytes for ", num_rows, " x ", num_cols, " values of ", type_name);
+    py::gil_scoped_release nogil;
+    matrix = PackedMatrix::pack({type, bytes.data, num_rows, num_cols},
+                                mode == "float32" ? PackMode::kFloat32 : PackMode::kQuantized,
+                                table->tile, pool);
+  }
+};
+
+// Activations as the matrix's format wants them.
+struct Inputs {
+  const float* x;
+  int num_rows;
+  std::vector<QuantizedGroup> quantized;
+
+  Inputs(const TestMatrix& m, const FloatArray& array)
+      : x(array.data()), num_rows(static_cast<int>(array.shape(0))) {
+    if (!is_quantized(m.matrix.view().format)) return;
+    const int64_t cols = m.matrix.num_cols(), groups = cols / kGroupSize;
+    quantized.resize(static_cast<size_t>(num_rows * groups));
+    for (int r = 0; r < num_rows; ++r) {
+      m.table->quantize_row(x + r * cols, cols, &quantized[static_cast<size_t>(r * groups)]);
+    }
+  }
+};
+
+void multiply(const TestMatrix& m, const Inputs& in, int64_t tile_begin, int64_t tile_end,
+              float* y) {
+  const PackedView w = m.matrix.view();
+  if (is_quantized(w.format)) {
+    m.table->matmul_quantized(w, in.quantized.data(), w.num_cols / kGroupSize, in.num_rows,
+                              tile_begin, tile_end, y, w.num_rows);
+  } else {
+    m.table->matmul_float(w, in.x, w.num_cols, in.num_rows, tile_begin, tile_end, y, w.num_rows);
+  }
+}
+
+void check_inputs(const TestMatrix& m, const FloatArray& x) {
+  check(x.ndim() == 2 && x.shape(0) >= 1 && x.shape(1) == m.matrix.num_cols(), ErrorKind::kConfig,
+        "x must be (rows, ", m.matrix.num_cols(), ")");
+}
+
+// y (rows, channels), computed by calls over [0, splits[0]), [splits[0], splits[1]) ...; what no
+// call covers stays NaN.
+FloatArray matmul(const TestMatrix& m, const FloatArray& x, const std::vector<int64_t>& splits) {
+  check_inputs(m, x);
+  FloatArray y({x.shape(0), static_cast<py::ssize_t>(m.matrix.num_rows())});
+  std::fill(y.mutable_data(), y.mutable_data() + y.size(), std::numeric_limits<float>::quiet_NaN());
+  const Inputs in(m, x);
+  int64_t begin = 0;
+  for (int64_t end : splits) {
+    check(end >= begin && end <= m.matrix.num_tiles(), ErrorKind::kConfig,
+          "splits must ascend and end at most at ", m.matrix.num_tiles());
+    multiply(m, in, begin, end, y.mutable_data());
+    begin = end;
+  }
+  return y;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Seconds of each of `repeats` products, tiles shared out over the pool in runs of `run_tiles`.
+std::vector<double> time_matmul(const TestMatrix& m, const FloatArray& x, ThreadPool& pool,
+                                int repeats, int64_t run_tiles) {
+  check_inputs(m, x);
+  const Inputs in(m, x);
+  std::vector<float> y(static_cast<size_t>(in.num_rows * m.matrix.num_rows()));
+  std::vector<double> seconds;
+  const int64_t tiles = m.matrix.num_tiles();
+  py::gil_scoped_release nogil;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.parallel_for((tiles + run_tiles - 1) / run_tiles, [&](int64_t task, int) {
+      const int64_t begin = task * run_tiles;
+      multiply(m, in, begin, begin + run_tiles < tiles ? begin + run_tiles : tiles, y.data());
+    });
+    seconds.push_back(seconds_since(start));
+  }
+  return seconds;
+}
+
+// Seconds of each of `repeats` passes that read the whole buffer.
+std::vector<double> time_read(const py::buffer& data, ThreadPool& pool, int repeats) {
+  const py::buffer_info info = data.request();
+  const Bytes bytes = bytes_of(info);
+  constexpr int64_t kRun = 1 << 18;
+  std::vector<double> seconds;
+  std::atomic<uint64_t> total{0};
+  py::gil_scoped_release nogil;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.parallel_for(bytes.size / kRun, [&](int64_t task, int) {
+      const uint8_t* p = bytes.data + task * kRun;
+      uint64_t sums[8] = {};
+      for (int64_t at = 0; at < kRun; at += 64) {
+        for (int k = 0; k < 8; ++k) {
+          uint64_t word;
+          std::memcpy(&word, p + at + 8 * k, 8);
+          sums[k] += word;
+        }
+      }
+      for (uint64_t s : sums) total.fetch_add(s, std::memory_order_relaxed);
+    });
+    seconds.push_back(seconds_since(start));
+  }
+  return seconds;
+}
+
+// How often each of `num_tasks` tasks ran, over `runs` runs of the pool.
+std::vector<int> count_tasks(ThreadPool& pool, int64_t num_tasks, int runs) {
+  std::vector<int> counts(static_cast<size_t>(num_tasks));
+  py::gil_scoped_release nogil;
+  for (int i = 0; i < runs; ++i) {
+    pool.parallel_for(num_tasks, [&](int64_t task, int thread) {
+      if (thread >= 0 && thread < pool.num_threads()) ++counts[static_cast<size_t>(task)];
+    });
+  }
+  return counts;
+}
+
+}  // namespace
+
+void bind_matrix_testing(py::module_& t) {
+  t.def("dequantize", &dequantize_values, py::arg("type"), py::arg("data"), py::arg("num_values"));
+  py::class_<ThreadPool>(t, "ThreadPool")
+      .def(py::init<int>(), py::arg("num_threads"))
+      .def_property_readonly("num_threads", &ThreadPool::num_threads)
+      .def("count_tasks", &count_tasks, py::arg("num_tasks"), py::arg("runs") = 1);
+  py::class_<TestMatrix>(t, "PackedMatrix")
+      .def(py::init<const std::string&, const py::buffer&, int64_t, int64_t, const std::string&,
+                    const std::string&, ThreadPool*>(),
+           py::arg("type"), py::arg("data"), py::arg("num_rows"), py::arg("num_cols"),
+           py::arg("isa"), py::arg("mode") = "quantized", py::arg("pool") = nullptr)
+      .def_property_readonly("num_tiles", [](const TestMatrix& m) { return m.matrix.num_tiles(); })
+      .def_property_readonly("size_bytes",
+                             [](const TestMatrix& m) { return m.matrix.size_bytes(); })
+      .def_property_readonly("tile", [](const TestMatrix& m) { return m.table->tile; })
+      .def("dequantize_row",
+           [](const TestMatrix& m, int64_t row) {
+             check(row >= 0 && row < m.matrix.num_rows(), ErrorKind::kConfig, "row ", row,
+                   " is outside [0, ", m.matrix.num_rows(), ")");
+             FloatArray out(m.matrix.num_cols());
+             m.matrix.dequantize_row(row, out.mutable_data());
+             return out;
+           })
+      .def("matmul", &matmul, py::arg("x"), py::arg("splits"));
+  t.def("time_matmul", &time_matmul, py::arg("matrix"), py::arg("x"), py::arg("pool"),
+        py::arg("repeats"), py::arg("run_tiles") = 8);
+  t.def("time_read", &time_read, py::arg("data"), py::arg("pool"), py::arg("repeats"));
+}
+
+}  // namespace flarecore

@@ -1,0 +1,203 @@
+#include "common/thread_pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "common/check.h"
+
+#ifdef __linux__
+#include <pthread.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace flarecore {
+namespace {
+
+// Long enough to bridge the gap between two steps of a forward pass, short enough not to matter
+// where a core is shared.
+constexpr auto kSpinTime = std::chrono::microseconds(40);
+
+void cpu_pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until done() or the time is up; returns done().
+template <typename Done>
+bool spin_until(bool allowed, const Done& done) {
+  if (done()) return true;
+  if (!allowed) return false;
+  const auto end = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      cpu_pause();
+      if (done()) return true;
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+// Forks so far in this process's ancestry: a pool made under another count has no workers here.
+std::atomic<uint64_t> fork_count{0};
+
+void watch_forks() {
+#ifdef __linux__
+  static const int registered = pthread_atfork(nullptr, nullptr, [] {
+    fork_count.fetch_add(1, std::memory_order_relaxed);
+  });
+  (void)registered;
+#endif
+}
+
+}  // namespace
+
+// The tasks left to take are one atomic count. A worker takes a task by a compare-exchange that
+// lowers it and reads the job only after that: the job is written only while no task is
+// outstanding, so what it reads belongs to its task, even if it woke late for an earlier run.
+struct ThreadPool::State {
+  using TaskFn = void (*)(void*, int64_t, int);
+
+  alignas(64) std::atomic<int64_t> num_left{0};
+  alignas(64) std::atomic<int64_t> num_done{0};
+  alignas(64) std::atomic<int> num_sleeping{0};
+  std::atomic<bool> caller_sleeps{false};
+  std::atomic<bool> stop{false};
+
+  TaskFn fn = nullptr;
+  void* context = nullptr;
+  int64_t num_tasks = 0;
+
+  std::mutex mutex;
+  std::condition_variable work_ready, run_done;
+  std::vector<std::thread> threads;
+  int num_threads = 1;
+  bool may_spin = true;
+  uint64_t fork_count_at_start = 0;
+
+  bool has_work() const { return num_left.load(std::memory_order_acquire) != 0; }
+
+  // Runs tasks until none is left to take.
+  void drain(int thread) {
+    int64_t left = num_left.load(std::memory_order_acquire);
+    while (left != 0) {
+      if (!num_left.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel,
+                                          std::memory_order_acquire)) {
+        continue;
+      }
+      const int64_t count = num_tasks;
+      fn(context, count - left, thread);
+      // Sequentially consistent with caller_sleeps: either this sees the caller asleep, or the
+      // caller sees the last task done.
+      if (num_done.fetch_add(1) + 1 == count && caller_sleeps.load()) {
+        std::lock_guard<std::mutex> lock(mutex);
+        run_done.notify_one();
+      }
+      left = num_left.load(std::memory_order_acquire);
+    }
+  }
+
+  void work(int thread) {
+    const auto wanted = [this] { return has_work() || stop.load(std::memory_order_relaxed); };
+    while (!stop.load(std::memory_order_relaxed)) {
+      if (!spin_until(may_spin, wanted)) {
+        std::unique_lock<std::mutex> lock(mutex);
+        num_sleeping.fetch_add(1);
+        // Read after the count is raised, so that a run published before is seen and one published
+        // later wakes this thread.
+        work_ready.wait(lock, [this] { return num_left.load() != 0 || stop; });
+        num_sleeping.fetch_sub(1);
+      }
+      drain(thread);
+    }
+  }
+
+  void publish(int64_t count, TaskFn task_fn, void* task_context) {
+    fn = task_fn;
+    context = task_context;
+    num_tasks = count;
+    num_done.store(0, std::memory_order_relaxed);
+    num_left.store(count);
+    if (num_sleeping.load() > 0) {
+      { std::lock_guard<std::mutex> lock(mutex); }
+      if (count > 2) {
+        work_ready.notify_all();
+      } else {
+        work_ready.notify_one();
+      }
+    }
+  }
+
+  // Other threads may still be inside their last task.
+  void wait_done(int64_t count) {
+    const auto finished = [this, count] {
+      return num_done.load(std::memory_order_acquire) == count;
+    };
+    if (spin_until(may_spin, finished)) return;
+    caller_sleeps.store(true);
+    {
+      std::unique_lock<std::mutex> lock(mutex);
+      run_done.wait(lock, [this, count] { return num_done.load() == count; });
+    }
+    caller_sleeps.store(false, std::memory_order_relaxed);
+  }
+
+  bool is_forked_child() const {
+    return fork_count.load(std::memory_order_relaxed) != fork_count_at_start;
+  }
+};
+
+ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+  check(num_threads >= 1 && num_threads <= 1024, ErrorKind::kConfig,
+        "threads must be between 1 and 1024, got ", num_threads);
+  watch_forks();
+  state_->num_threads = num_threads;
+  // More threads than cores: a spinning thread would hold up the one that it waits for.
+  state_->may_spin = num_threads <= usable_num_threads();
+  state_->fork_count_at_start = fork_count.load(std::memory_order_relaxed);
+  state_->threads.reserve(static_cast<size_t>(num_threads - 1));
+  State* state = state_.get();
+  for (int t = 1; t < num_threads; ++t) {
+    state_->threads.emplace_back([state, t] { state->work(t); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  if (state_->is_forked_child()) {
+    // The workers stayed in the parent, perhaps holding the mutex: there is nothing to join, and
+    // destroying their handles would end the process.
+    (void)state_.release();
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->stop.store(true);
+  }
+  state_->work_ready.notify_all();
+  for (std::thread& thread : state_->threads) thread.join();
+}
+
+int ThreadPool::num_threads() const { return state_->num_threads; }
+
+void ThreadPool::run(int64_t num_tasks, void (*fn)(void* context, int64_t task, int thread),
+                     void* context) {
+  if (num_tasks <= 0) return;
+  if (num_tasks == 1 || state_->num_threads == 1 || state_->is_forked_child()) {
+    for (int64_t task = 0; task < num_tasks; ++task) fn(context, task, 0);
+    return;
+  }
+  state_->publish(num_tasks, fn, context);
+  state_->drain(0);
+  state_->wait_done(num_tasks);
+}
+
+}  // namespace flarecore

@@ -1,0 +1,107 @@
+// Pieces of the quantised dot products that every ISA level shares. After its simd_*.h.
+#pragma once
+
+#include "cpu/packed_layout.h"
+
+namespace flarecore {
+namespace {
+
+// body(Index<0>{}), ..., body(Index<N - 1>{}): unrolled by the language, so that arrays indexed by it
+// live in registers whatever the optimiser thinks of the loop.
+template <int I>
+struct Index {
+  constexpr operator int() const { return I; }  // NOLINT: stands for its value
+};
+
+template <int N, int I = 0, typename Body>
+inline __attribute__((always_inline)) void unrolled(Body&& body) {
+  if constexpr (I < N) {
+    body(Index<I>{});
+    unrolled<N, I + 1>(body);
+  }
+}
+
+// Activations of R rows, each at the current group.
+template <int R>
+struct RowBlock {
+  const QuantizedGroup* row[R];
+
+  RowBlock(const QuantizedGroup* x, int64_t stride) {
+    for (int r = 0; r < R; ++r) {
+      row[r] = x + r * stride;
+      // Keeps each address in a register of its own: the compiler would gather them in vectors.
+      __asm__("" : "+r"(row[r]));
+    }
+  }
+};
+
+// Scales of one group of a tile, per channel: a code q stands for q * scale + min. Only kQ6_K has
+// other ones for its second half.
+struct GroupScales {
+  Vec scale, scale_second;
+  Vec min, min_second;
+};
+
+// A zero point is a minimum in disguise: (q - zero) * scale = q * scale + (-zero * scale).
+template <WeightFormat F, int kZero>
+constexpr bool kHasMin = packed_layout(F).has_min || kZero != 0;
+
+template <WeightFormat F, int kZero>
+inline GroupScales load_scales(const uint8_t* scales, const uint8_t* supers) {
+  constexpr PackedLayout kLayout = packed_layout(F);
+  GroupScales s;
+  const auto half = [](const uint8_t* p) {
+    return load_half(reinterpret_cast<const uint16_t*>(p));
+  };
+  if constexpr (F == WeightFormat::kQ6_K) {
+    const Vec d = half(supers);
+    s.scale = mul(d, load_int8(scales));
+    s.scale_second = mul(d, load_int8(scales + kLanes));
+  } else if constexpr (kLayout.super_bytes != 0) {
+    s.scale = mul(half(supers), load_uint8(scales));
+    s.min = mul(half(supers + 2 * kLanes), sub(set1(0.0f), load_uint8(scales + kLanes)));
+  } else {
+    s.scale = half(scales);
+    if constexpr (kLayout.has_min) s.min = half(scales + 2 * kLanes);
+  }
+  if constexpr (kZero != 0) s.min = mul(s.scale, set1(-static_cast<float>(kZero)));
+  if constexpr (F == WeightFormat::kQ6_K) {
+    s.min_second = mul(s.scale_second, set1(-static_cast<float>(kZero)));
+  }
+  return s;
+}
+
+// acc += the group's contribution. `dot` is the integer sum of code * q over the group (kQ6_K: over
+// its first half, `dot_second` over the second), as float.
+template <WeightFormat F, int kZero>
+inline Vec add_group(Vec acc, const GroupScales& s, Vec dot, Vec dot_second,
+                     const QuantizedGroup& x) {
+  acc = fma(dot, mul(s.scale, set1(x.scale)), acc);
+  if constexpr (F == WeightFormat::kQ6_K) {
+    acc = fma(dot_second, mul(s.scale_second, set1(x.scale)), acc);
+    acc = fma(s.min, set1(x.first_half_sum), acc);
+    acc = fma(s.min_second, set1(x.sum - x.first_half_sum), acc);
+  } else if constexpr (kHasMin<F, kZero>) {
+    acc = fma(s.min, set1(x.sum), acc);
+  }
+  return acc;
+}
+
+// Walks the groups of a tile: calls body(codes, scales, supers, group) in ascending order.
+template <WeightFormat F, typename Body>
+inline void for_each_group(const uint8_t* tile, int64_t num_cols, Body body) {
+  constexpr PackedLayout kLayout = packed_layout(F);
+  constexpr int kGroupsPerSuper = kSuperSize / kGroupSize;
+  const uint8_t* codes = tile;
+  const uint8_t* scales = tile + scales_offset(kLayout, kLanes, num_cols);
+  const uint8_t* supers = tile + supers_offset(kLayout, kLanes, num_cols);
+  const int64_t groups = num_cols / kGroupSize;
+  for (int64_t g = 0; g < groups; ++g) {
+    body(codes, scales, supers + g / kGroupsPerSuper * kLayout.super_bytes * kLanes, g);
+    codes += kLayout.code_bytes * kLanes;
+    scales += kLayout.scale_bytes * kLanes;
+  }
+}
+
+}  // namespace
+}  // namespace flarecore

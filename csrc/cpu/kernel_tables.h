@@ -1,0 +1,14 @@
+// The kernel table of each ISA level that was built.
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace flarecore {
+
+const KernelTable& kernel_table_generic();
+#ifdef FLARECORE_X86
+const KernelTable& kernel_table_avx2();
+const KernelTable& kernel_table_avx512();
+#endif
+
+}  // namespace flarecore

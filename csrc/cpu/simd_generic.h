@@ -1,0 +1,132 @@
+// Vector type of the generic level: plain loops over 8 lanes that any compiler and CPU can take.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/half.h"
+
+namespace flarecore {
+namespace {
+
+constexpr int kLanes = 8;
+
+struct Vec {
+  float v[kLanes];
+};
+struct Mask {
+  bool v[kLanes];
+};
+
+template <typename F>
+inline Vec make_vec(F f) {
+  Vec out;
+  for (int i = 0; i < kLanes; ++i) out.v[i] = f(i);
+  return out;
+}
+
+inline Vec set1(float x) {
+  return make_vec([&](int) { return x; });
+}
+inline Vec load(const float* p) {
+  return make_vec([&](int i) { return p[i]; });
+}
+inline void store(float* p, const Vec& a) {
+  for (int i = 0; i < kLanes; ++i) p[i] = a.v[i];
+}
+// The first n lanes, the others `fill`.
+inline Vec load_first(const float* p, int n, float fill) {
+  return make_vec([&](int i) { return i < n ? p[i] : fill; });
+}
+inline void store_first(float* p, const Vec& a, int n) {
+  for (int i = 0; i < n; ++i) p[i] = a.v[i];
+}
+inline Vec load_half(const uint16_t* p) {
+  return make_vec([&](int i) { return float_from_half(p[i]); });
+}
+inline Vec load_half_first(const uint16_t* p, int n) {
+  return make_vec([&](int i) { return i < n ? float_from_half(p[i]) : 0.0f; });
+}
+inline Vec load_bfloat16(const uint16_t* p) {
+  return make_vec([&](int i) { return float_from_bfloat16(p[i]); });
+}
+inline Vec load_uint8(const uint8_t* p) {
+  return make_vec([&](int i) { return static_cast<float>(p[i]); });
+}
+inline Vec load_int8(const uint8_t* p) {
+  return make_vec([&](int i) { return static_cast<float>(static_cast<int8_t>(p[i])); });
+}
+inline void store_half(uint16_t* p, const Vec& a) {
+  for (int i = 0; i < kLanes; ++i) p[i] = half_from_float(a.v[i]);
+}
+
+inline Vec add(const Vec& a, const Vec& b) {
+  return make_vec([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline Vec sub(const Vec& a, const Vec& b) {
+  return make_vec([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline Vec mul(const Vec& a, const Vec& b) {
+  return make_vec([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline Vec div(const Vec& a, const Vec& b) {
+  return make_vec([&](int i) { return a.v[i] / b.v[i]; });
+}
+// a * b + c. Not fused at this level: a fused one in software would be far slower.
+inline Vec fma(const Vec& a, const Vec& b, const Vec& c) {
+  return make_vec([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+// The second operand where one is NaN, as the x86 instructions do.
+inline Vec max(const Vec& a, const Vec& b) {
+  return make_vec([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline Vec min(const Vec& a, const Vec& b) {
+  return make_vec([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline Vec abs(const Vec& a) {
+  return make_vec([&](int i) { return float_from_bits(bits_from_float(a.v[i]) & 0x7fffffffu); });
+}
+inline Mask less(const Vec& a, const Vec& b) {
+  Mask out;
+  for (int i = 0; i < kLanes; ++i) out.v[i] = a.v[i] < b.v[i];
+  return out;
+}
+// Lanes [begin, end).
+inline Mask lanes_between(int begin, int end) {
+  Mask out;
+  for (int i = 0; i < kLanes; ++i) out.v[i] = i >= begin && i < end;
+  return out;
+}
+inline Vec select(const Mask& m, const Vec& yes, const Vec& no) {
+  return make_vec([&](int i) { return m.v[i] ? yes.v[i] : no.v[i]; });
+}
+// p * 2^n where the low bits of `t` hold n (math.inc), by adding n to the exponent.
+inline Vec scale_by_power(const Vec& p, const Vec& t) {
+  return make_vec(
+      [&](int i) { return float_from_bits(bits_from_float(p.v[i]) + (bits_from_float(t.v[i]) << 23)); });
+}
+
+inline float reduce_add(const Vec& a) {
+  return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
+}
+inline float reduce_max(const Vec& a) {
+  float m = a.v[0];
+  for (int i = 1; i < kLanes; ++i) m = m > a.v[i] ? m : a.v[i];
+  return m;
+}
+inline float square_root(float x) { return __builtin_sqrtf(x); }
+
+// Rounds 32 values, each below 128 in size, to int8 (nearest even); sums[0] over all, sums[1] over
+// the first 16.
+inline void round_group(const Vec* x, int8_t* q, int32_t* sums) {
+  sums[0] = sums[1] = 0;
+  for (int i = 0; i < 32; ++i) {
+    if (i == 16) sums[1] = sums[0];
+    // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; also for NaN, without a trap.
+    const float shifted = x[i / kLanes].v[i % kLanes] + 12582912.0f;
+    q[i] = static_cast<int8_t>(bits_from_float(shifted) & 0xff);
+    sums[0] += q[i];
+  }
+}
+
+}  // namespace
+}  // namespace flarecore

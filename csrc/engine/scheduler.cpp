@@ -1,0 +1,115 @@
+// The worker's side of the engine: which operations go into the next forward pass.
+#include <algorithm>
+
+#include "engine/engine.h"
+
+namespace flarecore {
+
+void Engine::run() {
+  std::unique_lock<std::mutex> guard(mutex_);
+  while (true) {
+    wake_.wait(guard, [this] { return is_stopping_ || !running_.empty(); });
+    if (is_stopping_) {
+      const auto left = running_;
+      for (const auto& operation : left) {
+        fail(operation, ErrorKind::kCancelled, "the engine was closed");
+      }
+    } else {
+      plan_step();
+      if (!step_operations_.empty()) {
+        guard.unlock();
+        forward_step();
+        guard.lock();
+        commit_step();
+      }
+    }
+    std::vector<std::shared_ptr<Operation>> completed;
+    completed.swap(completed_);
+    guard.unlock();
+    idle_.notify_all();
+    for (const auto& operation : completed) operation->notify();
+    completed.clear();  // may free sequences: not under the lock
+    guard.lock();
+    if (is_stopping_ && running_.empty()) return;
+  }
+}
+
+void Engine::plan_step() {
+  step_operations_.clear();
+  step_segments_.clear();
+  int budget = options_.max_batch_tokens;
+  const auto waiting = running_;
+  for (const auto& operation : waiting) {
+    if (budget == 0) break;
+    try {
+      operation->check_limits();
+      if (!operation->has_begun() && operation->begin(&cache_)) {
+        finish(operation);
+        continue;
+      }
+      step_segments_.push_back(operation->plan(&cache_, budget));
+      step_operations_.push_back(operation);
+      budget -= static_cast<int>(step_segments_.back().tokens.size());
+    } catch (const Error& error) {
+      fail(operation, error.kind(), error.what());
+    } catch (const std::exception& error) {
+      fail(operation, ErrorKind::kInternal, error.what());
+    }
+  }
+  // Whoever was served goes to the back, so that a long prefill cannot starve the others.
+  for (const auto& operation : step_operations_) {
+    running_.remove(operation);
+    running_.push_back(operation);
+  }
+  step_errors_.assign(step_operations_.size(), {});
+}
+
+void Engine::forward_step() {
+  const auto consume = [this](int segment, int row, const LogitsRow& logits) {
+    StepError& failure = step_errors_[segment];
+    try {
+      return step_operations_[segment]->consume(row, logits, &sampler_);
+    } catch (const Error& error) {
+      failure = {true, error.kind(), error.what()};
+    } catch (const std::exception& error) {
+      failure = {true, ErrorKind::kInternal, error.what()};
+    }
+    return false;
+  };
+  try {
+    decoder_.forward(step_segments_, consume);
+  } catch (const std::exception& error) {
+    for (StepError& failure : step_errors_) {
+      failure = {true, ErrorKind::kInternal, std::string("the forward pass failed: ") + error.what()};
+    }
+  }
+}
+
+void Engine::commit_step() {
+  ++num_steps_;
+  for (size_t i = 0; i < step_operations_.size(); ++i) {
+    num_rows_ += static_cast<int64_t>(step_segments_[i].tokens.size());
+    const auto& operation = step_operations_[i];
+    if (step_errors_[i].has_failed) {
+      fail(operation, step_errors_[i].kind, step_errors_[i].message);
+    } else if (operation->commit(&cache_)) {
+      finish(operation);
+    }
+  }
+  step_operations_.clear();
+}
+
+void Engine::finish(const std::shared_ptr<Operation>& operation) {
+  operation->succeed(&cache_);
+  running_.remove(operation);
+  completed_.push_back(operation);
+}
+
+void Engine::fail(const std::shared_ptr<Operation>& operation, ErrorKind kind,
+                  const std::string& message) {
+  operation->fail(&cache_, kind, message);
+  running_.remove(operation);
+  completed_.push_back(operation);
+}
+
+}  // namespace flarecore

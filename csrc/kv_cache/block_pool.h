@@ -1,0 +1,103 @@
+// The blocks behind every KV cache of an engine: memory, reference counts, and the prefix tree.
+//
+// A block is held (reference count > 0), cached (count 0, findable by its tokens, evictable) or
+// free. Not thread-safe: the engine's lock guards it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <unordered_map>
+#include <vector>
+
+#include "common/types.h"
+
+namespace flarecore {
+
+using BlockId = int32_t;
+
+// Where K and V of one KV head lie inside a block: [layer][K, V][kv head][32 x head_dim values],
+// K as (head_dim, 32) with the token index fastest, V as (32, head_dim).
+struct KvLayout {
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  bool float16 = true;
+
+  size_t value_size_bytes() const { return float16 ? 2 : 4; }
+  size_t head_size_bytes() const { return size_t(head_dim) * kBlockTokens * value_size_bytes(); }
+  size_t block_size_bytes() const { return size_t(num_layers) * 2 * num_kv_heads * head_size_bytes(); }
+  size_t k_offset(int layer, int kv_head) const {
+    return (size_t(layer) * 2 * num_kv_heads + kv_head) * head_size_bytes();
+  }
+  size_t v_offset(int layer, int kv_head) const {
+    return k_offset(layer, kv_head) + num_kv_heads * head_size_bytes();
+  }
+};
+
+// What names a full block: its tokens and the block before it. The parent is named by a serial that
+// is never used twice, so two different prefixes can never be taken for each other.
+struct PrefixKey {
+  uint64_t parent_serial = 0;  // 0: the block starts the sequence
+  std::array<TokenId, kBlockTokens> tokens{};
+  bool operator==(const PrefixKey& o) const {
+    return parent_serial == o.parent_serial && tokens == o.tokens;
+  }
+};
+
+struct PrefixKeyHash {
+  size_t operator()(const PrefixKey& key) const;
+};
+
+class BlockPool {
+ public:
+  // Address space for num_blocks blocks; pages are taken from the system when first written.
+  BlockPool(int num_blocks, size_t block_size_bytes);
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  int num_blocks() const { return static_cast<int>(blocks_.size()); }
+  int num_available() const { return static_cast<int>(free_.size() + evictable_.size()); }
+  int num_cached() const { return static_cast<int>(evictable_.size()); }
+  int num_held() const { return num_blocks() - num_available(); }
+  int ref_count(BlockId id) const { return blocks_[id].ref_count; }
+  uint64_t serial(BlockId id) const { return blocks_[id].serial; }
+  uint8_t* data(BlockId id) const { return memory_ + size_t(id) * block_size_bytes_; }
+  size_t block_size_bytes() const { return block_size_bytes_; }
+
+  // A block with reference count 1: a free one, else the least recently used cached one.
+  // Requires num_available() > 0.
+  BlockId allocate();
+  void retain(BlockId id);
+  void release(BlockId id);  // the last release leaves a registered block cached, another free
+
+  // Makes a full block findable. Keeps the first block if the key is known already.
+  void register_prefix(BlockId id, const PrefixKey& key);
+  void unregister(BlockId id);            // before a registered block is written again
+  BlockId find_prefix(const PrefixKey& key) const;  // -1: none
+
+  // Checks counts against `held_refs` (references per block that live sequences hold).
+  // Raises FlarecoreError that names the first mismatch.
+  void check_integrity(const std::vector<int>& held_refs) const;
+
+ private:
+  struct Block {
+    int ref_count = 0;
+    uint64_t serial = 0;  // 0: not registered
+    PrefixKey key;
+    std::list<BlockId>::iterator lru;  // valid while cached
+  };
+
+  size_t block_size_bytes_;
+  uint8_t* memory_ = nullptr;
+  size_t memory_size_bytes_ = 0;
+  std::vector<Block> blocks_;
+  std::vector<BlockId> free_;
+  std::list<BlockId> evictable_;  // front: evicted next
+  std::unordered_map<PrefixKey, BlockId, PrefixKeyHash> prefixes_;
+  uint64_t next_serial_ = 1;
+};
+
+}  // namespace flarecore

@@ -1,0 +1,180 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+
+#include "cpu/cpu_isa.h"
+#include "model/decoder_workspace.h"
+
+namespace flarecore {
+namespace {
+
+constexpr int kSerialRows = 4;  // up to here row work stays on the calling thread
+constexpr int kHeadRows = 8;    // rows of logits held at a time
+
+}  // namespace
+
+Decoder::Decoder(const DecoderConfig& config, std::shared_ptr<const DecoderWeights> weights,
+                 const KvLayout& layout, const BlockPool* blocks, ThreadPool* threads)
+    : config_(config),
+      weights_(std::move(weights)),
+      layout_(layout),
+      blocks_(blocks),
+      threads_(threads),
+      ws_(std::make_unique<Workspace>()) {}
+
+Decoder::~Decoder() = default;
+
+template <typename F>
+void Decoder::for_rows(F&& body) {
+  const int num_rows = static_cast<int>(ws_->rows.size());
+  if (num_rows <= kSerialRows) {
+    for (int row = 0; row < num_rows; ++row) body(row);
+  } else {
+    threads_->parallel_for(num_rows, [&](int64_t row, int) { body(static_cast<int>(row)); });
+  }
+}
+
+void Decoder::forward(Span<const ForwardSegment> segments, const LogitsConsumer& consume) {
+  plan(segments);
+  if (ws_->rows.empty()) return;
+  embed(segments);
+  for (int i = 0; i < config_.num_layers; ++i) {
+    attention_block(weights_->layers[i], i, segments);
+    ffn_block(weights_->layers[i]);
+  }
+  head(segments, consume);
+}
+
+void Decoder::plan(Span<const ForwardSegment> segments) {
+  ws_->rows.clear();
+  for (size_t s = 0; s < segments.size(); ++s) {
+    for (size_t r = 0; r < segments[s].tokens.size(); ++r) {
+      ws_->rows.push_back({static_cast<int>(s), static_cast<int>(r),
+                           segments[s].position_begin + static_cast<int>(r)});
+    }
+  }
+  ws_->resize(config_);
+  ws_->plan_attention(config_);
+}
+
+void Decoder::embed(Span<const ForwardSegment> segments) {
+  for_rows([&](int row) {
+    const auto& r = ws_->rows[row];
+    float* hidden = ws_->hidden(row);
+    weights_->token_embedding.dequantize_row(segments[r.segment].tokens[r.index], hidden);
+    if (config_.embedding_scale != 1.0f) {
+      for (int i = 0; i < config_.hidden_size; ++i) hidden[i] *= config_.embedding_scale;
+    }
+    ws_->fill_rotation(config_, row, r.position);
+  });
+}
+
+void Decoder::attention_block(const LayerWeights& layer, int index,
+                              Span<const ForwardSegment> segments) {
+  const int num_rows = static_cast<int>(ws_->rows.size());
+  for_rows([&](int row) {
+    kernels().rmsnorm(ws_->hidden(row), layer.attention_norm.data(), config_.norm_eps,
+                      config_.hidden_size, ws_->input.row(row));
+    ws_->quantize_if_needed(row, config_.hidden_size, {&layer.q, &layer.k, &layer.v});
+  });
+  const std::vector<LinearTarget> qkv = {
+      {&layer.q, ws_->query.data(), config_.query_size()},
+      {&layer.k, ws_->key.data(), config_.kv_size()},
+      {&layer.v, ws_->value.data(), config_.kv_size()}};
+  run_linear(qkv, ws_->input, num_rows, threads_);
+  for_rows([&](int row) { rotate_and_store(layer, index, segments, row); });
+  const AttentionPlan& plan = ws_->plan_of(config_.layers[index].window);
+  threads_->parallel_for(int64_t(plan.tiles.size()) * config_.num_kv_heads,
+                         [&](int64_t task, int) { attend(index, plan, segments, task); });
+  for_rows([&](int row) {
+    join_splits(plan, row);
+    ws_->quantize_if_needed(row, config_.query_size(), {&layer.o});
+  });
+  const std::vector<LinearTarget> out = {{&layer.o, ws_->delta.data(), config_.hidden_size}};
+  run_linear(out, ws_->input, num_rows, threads_);
+}
+
+// residual += delta, normed first where the architecture has a norm after the block.
+void Decoder::add_to_residual(int row, const std::vector<float>& post_norm) {
+  float* delta = ws_->delta.data() + size_t(row) * config_.hidden_size;
+  if (!post_norm.empty()) {
+    kernels().rmsnorm(delta, post_norm.data(), config_.norm_eps, config_.hidden_size, delta);
+  }
+  kernels().add(delta, config_.hidden_size, ws_->hidden(row));
+}
+
+void Decoder::ffn_block(const LayerWeights& layer) {
+  const int num_rows = static_cast<int>(ws_->rows.size());
+  for_rows([&](int row) {
+    add_to_residual(row, layer.attention_post_norm);
+    kernels().rmsnorm(ws_->hidden(row), layer.ffn_norm.data(), config_.norm_eps,
+                      config_.hidden_size, ws_->input.row(row));
+    ws_->quantize_if_needed(row, config_.hidden_size, {&layer.gate, &layer.up});
+  });
+  const int64_t ffn = config_.intermediate_size;
+  const auto activate = config_.activation == Activation::kSilu ? kernels().silu_mul
+                                                                : kernels().gelu_tanh_mul;
+  const std::vector<LinearTarget> gate_up = {{&layer.gate, ws_->gate.data(), ffn},
+                                             {&layer.up, ws_->up.data(), ffn}};
+  run_linear(gate_up, ws_->input, num_rows, threads_);
+  for_rows([&](int row) {
+    activate(ws_->gate.data() + row * ffn, ws_->up.data() + row * ffn, ffn, ws_->input.row(row));
+    ws_->quantize_if_needed(row, ffn, {&layer.down});
+  });
+  const std::vector<LinearTarget> down = {{&layer.down, ws_->delta.data(), config_.hidden_size}};
+  run_linear(down, ws_->input, num_rows, threads_);
+  for_rows([&](int row) { add_to_residual(row, layer.ffn_post_norm); });
+}
+
+void Decoder::head(Span<const ForwardSegment> segments, const LogitsConsumer& consume) {
+  std::vector<int> wanted;
+  for (size_t row = 0; row < ws_->rows.size(); ++row) {
+    const auto& r = ws_->rows[row];
+    if (r.index >= segments[r.segment].logits_begin) wanted.push_back(static_cast<int>(row));
+  }
+  std::vector<bool> finished(segments.size(), false);
+  std::vector<int> batch;
+  size_t next = 0;
+  while (next < wanted.size()) {
+    batch.clear();
+    for (; next < wanted.size() && batch.size() < size_t{kHeadRows}; ++next) {
+      if (!finished[ws_->rows[wanted[next]].segment]) batch.push_back(wanted[next]);
+    }
+    if (batch.empty()) continue;
+    head_rows(segments, batch);
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const auto& r = ws_->rows[batch[i]];
+      if (finished[r.segment]) continue;
+      finished[r.segment] = !consume(r.segment, r.index, ws_->logits_row(config_, i));
+    }
+  }
+}
+
+void Decoder::head_rows(Span<const ForwardSegment> segments, Span<const int> rows) {
+  const int num_rows = static_cast<int>(rows.size());
+  const PackedMatrix& matrix = weights_->head();
+  const int64_t vocab = config_.vocab_size, num_runs = num_logit_runs(vocab);
+  for (int i = 0; i < num_rows; ++i) {
+    kernels().rmsnorm(ws_->hidden(rows[i]), weights_->output_norm.data(), config_.norm_eps,
+                      config_.hidden_size, ws_->input.row(i));
+    ws_->quantize_if_needed(i, config_.hidden_size, {&matrix});
+  }
+  ws_->logits.resize(std::max(ws_->logits.size(), size_t(kHeadRows) * vocab));
+  ws_->stats.resize(size_t(kHeadRows) * num_runs);
+  const LinearTarget target = {&matrix, ws_->logits.data(), vocab};
+  // A task makes one run of logits and its statistics while the run is still in the cache.
+  const int64_t tiles_per_run = kLogitRun / matrix.view().tile;
+  threads_->parallel_for(num_runs, [&](int64_t run, int) {
+    run_tiles(target, ws_->input, num_rows, run * tiles_per_run,
+              std::min((run + 1) * tiles_per_run, matrix.num_tiles()));
+    const int64_t begin = run * kLogitRun, size = std::min<int64_t>(kLogitRun, vocab - begin);
+    for (int i = 0; i < num_rows; ++i) {
+      const auto& r = ws_->rows[rows[i]];
+      kernels().logit_stats(ws_->logits.data() + i * vocab + begin, size,
+                            segments[r.segment].inverse_temperature,
+                            &ws_->stats[i * num_runs + run]);
+    }
+  });
+}
+
+}  // namespace flarecore

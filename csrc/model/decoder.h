@@ -1,0 +1,72 @@
+// Forward pass of a decoder (Llama, Gemma 3) over rows of any number of sequences.
+//
+// Bit-identity (design, guarantee 1): every row's result depends on its own tokens and positions
+// only. Matrix products and norms work row by row in a fixed order; attention walks the KV blocks of
+// a row in splits of kSplitBlocks at fixed absolute positions and joins them in ascending order.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "common/span.h"
+#include "kv_cache/block_pool.h"
+#include "model/decoder_weights.h"
+#include "sampling/sampler.h"
+
+namespace flarecore {
+
+// Consecutive rows of one sequence: feed `tokens` at positions position_begin, position_begin + 1, …
+struct ForwardSegment {
+  Span<const TokenId> tokens;
+  int position_begin = 0;
+  Span<const BlockId> blocks;       // of the sequence, covering all its rows' positions
+  int logits_begin = 0;             // rows [logits_begin, tokens.size()) yield logits
+  float inverse_temperature = 1.0f;  // for the scaled sums of the logit statistics
+};
+
+// Gets the logits of row `row` (index into the segment's tokens), in ascending order per segment.
+// Returns false if the segment's later rows are not wanted any more.
+using LogitsConsumer = std::function<bool(int segment, int row, const LogitsRow& logits)>;
+
+class Decoder {
+ public:
+  Decoder(const DecoderConfig& config, std::shared_ptr<const DecoderWeights> weights,
+          const KvLayout& layout, const BlockPool* blocks, ThreadPool* threads);
+  ~Decoder();
+
+  // Writes K and V of all rows into the segments' blocks and hands out the logits asked for.
+  void forward(Span<const ForwardSegment> segments, const LogitsConsumer& consume);
+
+ private:
+  struct Workspace;
+  struct AttentionTile;
+  struct AttentionPlan;
+
+  void plan(Span<const ForwardSegment> segments);
+  void embed(Span<const ForwardSegment> segments);
+  void attention_block(const LayerWeights& layer, int index, Span<const ForwardSegment> segments);
+  void ffn_block(const LayerWeights& layer);
+  void rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const;
+  void rotate_and_store(const LayerWeights& weights, int layer,
+                        Span<const ForwardSegment> segments, int row);
+  void attend(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
+              int64_t task);
+  void join_splits(const AttentionPlan& plan, int row);
+  void add_to_residual(int row, const std::vector<float>& post_norm);
+  void head(Span<const ForwardSegment> segments, const LogitsConsumer& consume);
+  void head_rows(Span<const ForwardSegment> segments, Span<const int> rows);
+
+  // Row work of a few rows costs less than waking the other threads.
+  template <typename F>
+  void for_rows(F&& body);
+
+  DecoderConfig config_;
+  std::shared_ptr<const DecoderWeights> weights_;
+  KvLayout layout_;
+  const BlockPool* blocks_;
+  ThreadPool* threads_;
+  std::unique_ptr<Workspace> ws_;
+};
+
+}  // namespace flarecore

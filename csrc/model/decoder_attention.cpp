@@ -1,0 +1,150 @@
+// The attention part of the decoder: rotary embedding, KV store, splits and their join.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/cpu_isa.h"
+#include "model/decoder_workspace.h"
+
+namespace flarecore {
+namespace {
+
+// Pairs (2 i, 2 i + 1): GGUF's Llama weights are permuted for this order.
+void rotate_neighbours(float* head, const float* cosine, const float* sine, int half) {
+  for (int i = 0; i < half; ++i) {
+    const float a = head[2 * i], b = head[2 * i + 1];
+    head[2 * i] = a * cosine[i] - b * sine[i];
+    head[2 * i + 1] = a * sine[i] + b * cosine[i];
+  }
+}
+
+// Pairs (i, i + half).
+void rotate_halves(float* head, const float* cosine, const float* sine, int half) {
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half];
+    head[i] = a * cosine[i] - b * sine[i];
+    head[i + half] = a * sine[i] + b * cosine[i];
+  }
+}
+
+template <typename T>
+void store_key(const T* values, int head_dim, int slot, void* block) {
+  T* out = static_cast<T*>(block) + slot;
+  for (int d = 0; d < head_dim; ++d) out[size_t(d) * kBlockTokens] = values[d];
+}
+
+}  // namespace
+
+void Decoder::rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const {
+  if (!norm.empty()) {
+    kernels().rmsnorm(head, norm.data(), config_.norm_eps, config_.head_dim, head);
+  }
+  const int half = config_.rotary_dim / 2;
+  const size_t offset = (size_t(row) * config_.rotaries.size() + rotary) * half;
+  const auto rotate = config_.rotates_neighbours ? rotate_neighbours : rotate_halves;
+  rotate(head, ws_->cosine.data() + offset, ws_->sine.data() + offset, half);
+}
+
+void Decoder::rotate_and_store(const LayerWeights& weights, int layer,
+                               Span<const ForwardSegment> segments, int row) {
+  const auto& r = ws_->rows[row];
+  const int head_dim = config_.head_dim, rotary = config_.layers[layer].rotary;
+  float* query = ws_->query.data() + size_t(row) * config_.query_size();
+  for (int h = 0; h < config_.num_heads; ++h) {
+    rotate_head(query + h * head_dim, weights.q_norm, rotary, row);
+  }
+  const BlockId block = segments[r.segment].blocks[r.position / kBlockTokens];
+  const int slot = r.position % kBlockTokens;
+  for (int h = 0; h < config_.num_kv_heads; ++h) {
+    float* key = ws_->key.data() + size_t(row) * config_.kv_size() + h * head_dim;
+    const float* value = ws_->value.data() + size_t(row) * config_.kv_size() + h * head_dim;
+    rotate_head(key, weights.k_norm, rotary, row);
+    uint8_t* k_block = blocks_->data(block) + layout_.k_offset(layer, h);
+    uint8_t* v_row = blocks_->data(block) + layout_.v_offset(layer, h) +
+                     slot * head_dim * layout_.value_size_bytes();
+    if (layout_.float16) {
+      uint16_t half_key[512];  // read_decoder_config limits head_dim to 512
+      kernels().to_float16(key, head_dim, half_key);
+      store_key(half_key, head_dim, slot, k_block);
+      kernels().to_float16(value, head_dim, reinterpret_cast<uint16_t*>(v_row));
+    } else {
+      store_key(key, head_dim, slot, k_block);
+      std::memcpy(v_row, value, head_dim * sizeof(float));
+    }
+  }
+}
+
+void Decoder::attend(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
+                     int64_t task) {
+  const int kv_head = static_cast<int>(task % config_.num_kv_heads);
+  const int64_t tile_index = task / config_.num_kv_heads;
+  const AttentionTile& tile = plan.tiles[tile_index];
+  const int group = config_.num_group_heads();
+  const int num_blocks = tile.block_end - tile.block_begin;
+  const void* k_blocks[kSplitBlocks];
+  const void* v_blocks[kSplitBlocks];
+  for (int i = 0; i < num_blocks; ++i) {
+    const uint8_t* base = blocks_->data(segments[tile.segment].blocks[tile.block_begin + i]);
+    k_blocks[i] = base + layout_.k_offset(layer, kv_head);
+    v_blocks[i] = base + layout_.v_offset(layer, kv_head);
+  }
+  int32_t first_visible[kMaxAttentionRows], end_visible[kMaxAttentionRows];
+  const int split_begin = tile.block_begin * kBlockTokens, split_size = num_blocks * kBlockTokens;
+  for (int i = 0; i < tile.num_rows; ++i) {
+    const int end = ws_->rows[tile.row_begin + i].position + 1;
+    const int first = plan.window == 0 ? 0 : std::max(0, end - plan.window);
+    first_visible[i] = std::clamp(first - split_begin, 0, split_size);
+    end_visible[i] = std::clamp(end - split_begin, 0, split_size);
+  }
+  const size_t cell = size_t(task) * kMaxAttentionRows * group;
+  AttentionArgs args;
+  args.q = ws_->query.data() + size_t(tile.row_begin) * config_.query_size() +
+           size_t(kv_head) * group * config_.head_dim;
+  args.q_row_stride = config_.query_size();
+  args.num_rows = tile.num_rows;
+  args.num_group_heads = group;
+  args.head_dim = config_.head_dim;
+  args.scale = config_.attention_scale;
+  args.kv_float16 = layout_.float16;
+  args.k_blocks = k_blocks;
+  args.v_blocks = v_blocks;
+  args.block_begin = 0;
+  args.block_end = num_blocks;
+  args.first_visible = first_visible;
+  args.end_visible = end_visible;
+  args.out = ws_->partial_out.data() + cell * config_.head_dim;
+  args.row_max = ws_->partial_max.data() + cell;
+  args.row_sum = ws_->partial_sum.data() + cell;
+  kernels().attention(args);
+}
+
+// softmax over all splits: weights exp(max_s - max) bring the splits' sums to one scale.
+void Decoder::join_splits(const AttentionPlan& plan, int row) {
+  const int group = config_.num_group_heads(), head_dim = config_.head_dim;
+  float* out = ws_->input.row(row);
+  for (int h = 0; h < config_.num_heads; ++h) {
+    const auto cell_of = [&](int tile) {
+      const size_t task = size_t(tile) * config_.num_kv_heads + h / group;
+      return (task * kMaxAttentionRows + (row - plan.tiles[tile].row_begin)) * group + h % group;
+    };
+    float max = -INFINITY;
+    for (int t = plan.first_tile[row]; t < plan.end_tile[row]; ++t) {
+      max = std::max(max, ws_->partial_max[cell_of(t)]);
+    }
+    float sum = 0.0f;
+    float* head_out = out + h * head_dim;
+    std::fill(head_out, head_out + head_dim, 0.0f);
+    for (int t = plan.first_tile[row]; t < plan.end_tile[row]; ++t) {
+      const size_t cell = cell_of(t);
+      if (ws_->partial_max[cell] == -INFINITY) continue;
+      const float weight = std::exp(ws_->partial_max[cell] - max);
+      const float* part = ws_->partial_out.data() + cell * head_dim;
+      sum += weight * ws_->partial_sum[cell];
+      for (int d = 0; d < head_dim; ++d) head_out[d] += weight * part[d];
+    }
+    const float inverse = 1.0f / sum;
+    for (int d = 0; d < head_dim; ++d) head_out[d] *= inverse;
+  }
+}
+
+}  // namespace flarecore

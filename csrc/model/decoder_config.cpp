@@ -1,0 +1,153 @@
+#include "model/decoder_config.h"
+
+#include <cmath>
+
+#include "common/check.h"
+#include "cpu/kernels.h"
+
+namespace flarecore {
+namespace {
+
+// Sizes beyond these are taken for damage, not for a model.
+constexpr int64_t kMaxLayers = 1024, kMaxSize = 1 << 20, kMaxContext = 1 << 24;
+
+int read_size(const GgufFile& file, const std::string& key, int64_t limit) {
+  const int64_t value = file.get_int(key);
+  check(value >= 1 && value <= limit, ErrorKind::kModelFile, "GGUF key ", key, " is ", value,
+        ", expected 1 to ", limit);
+  return static_cast<int>(value);
+}
+
+double read_positive(const GgufFile& file, const std::string& key, double fallback) {
+  const double value = file.get_float(key, fallback);
+  check(value > 0 && std::isfinite(value), ErrorKind::kModelFile, "GGUF key ", key, " is ", value,
+        ", expected a finite number above 0");
+  return value;
+}
+
+Architecture read_architecture(const std::string& name) {
+  if (name == "llama") return Architecture::kLlama;
+  if (name == "gemma3") return Architecture::kGemma3;
+  fail(ErrorKind::kUnsupported, "architecture '", name,
+       "' is not supported; supported: llama, gemma3");
+}
+
+void read_shape(const GgufFile& file, const std::string& prefix, DecoderConfig* config) {
+  config->num_layers = read_size(file, prefix + "block_count", kMaxLayers);
+  config->context_length = read_size(file, prefix + "context_length", kMaxContext);
+  config->hidden_size = read_size(file, prefix + "embedding_length", kMaxSize);
+  config->intermediate_size = read_size(file, prefix + "feed_forward_length", kMaxSize);
+  config->num_heads = read_size(file, prefix + "attention.head_count", kMaxSize);
+  config->num_kv_heads = file.has(prefix + "attention.head_count_kv")
+                             ? read_size(file, prefix + "attention.head_count_kv", kMaxSize)
+                             : config->num_heads;
+  check(config->num_heads % config->num_kv_heads == 0, ErrorKind::kModelFile, config->num_heads,
+        " query heads cannot share ", config->num_kv_heads, " KV heads evenly");
+  const int64_t head_dim =
+      file.get_int(prefix + "attention.key_length", config->hidden_size / config->num_heads);
+  const int64_t value_dim = file.get_int(prefix + "attention.value_length", head_dim);
+  check(value_dim == head_dim, ErrorKind::kUnsupported, "value heads of size ", value_dim,
+        " with key heads of size ", head_dim, " are not supported");
+  check(head_dim >= 8 && head_dim <= 512 && head_dim % 8 == 0, ErrorKind::kUnsupported,
+        "a head size of ", head_dim, " is not supported; it must be a multiple of 8 up to 512");
+  config->head_dim = static_cast<int>(head_dim);
+  check(config->num_group_heads() <= kMaxGroupHeads, ErrorKind::kUnsupported,
+        config->num_group_heads(), " query heads a KV head are not supported; at most ",
+        kMaxGroupHeads);
+  check(int64_t{config->num_heads} * head_dim <= kMaxSize, ErrorKind::kModelFile,
+        config->num_heads, " heads of size ", head_dim, " are taken for damage");
+}
+
+// RoPE, Su et al., arXiv 2104.09864: pair i turns by position * base^(-2i/d). Rounded to float32 at
+// the same two places as the transformers implementation, so that long positions agree with it.
+RotaryConfig make_rotary(int rotary_dim, double base, double factor) {
+  RotaryConfig rotary;
+  for (int i = 0; i < rotary_dim / 2; ++i) {
+    const float power = static_cast<float>(
+        std::pow(static_cast<float>(base), 2.0f * i / static_cast<float>(rotary_dim)));
+    rotary.inverse_frequency.push_back((1.0f / power) / static_cast<float>(factor));
+  }
+  return rotary;
+}
+
+// Llama 3's tensor of divisors, one per pair.
+void divide_frequencies(const GgufTensor& divisors, RotaryConfig* rotary) {
+  const int64_t half = static_cast<int64_t>(rotary->inverse_frequency.size());
+  const int64_t size = divisors.num_rows() * divisors.num_cols();
+  check(divisors.type == GgmlType::kF32 && size == half, ErrorKind::kModelFile, "tensor ",
+        divisors.name, " must hold ", half, " F32 values, got ", size);
+  std::vector<float> values(half);
+  dequantize(GgmlType::kF32, divisors.data, half, values.data());
+  for (int64_t i = 0; i < half; ++i) {
+    check(values[i] > 0 && std::isfinite(values[i]), ErrorKind::kModelFile, "tensor ",
+          divisors.name, " holds ", values[i], ", expected finite numbers above 0");
+    rotary->inverse_frequency[i] /= values[i];
+  }
+}
+
+void read_rotary(const GgufFile& file, const std::string& prefix, DecoderConfig* config) {
+  const int64_t rotary_dim = file.get_int(prefix + "rope.dimension_count", config->head_dim);
+  check(rotary_dim > 0 && rotary_dim <= config->head_dim && rotary_dim % 2 == 0,
+        ErrorKind::kModelFile, "GGUF key ", prefix, "rope.dimension_count is ", rotary_dim,
+        ", expected an even number up to the head size ", config->head_dim);
+  config->rotary_dim = static_cast<int>(rotary_dim);
+  const double base = read_positive(file, prefix + "rope.freq_base", 10000.0);
+  const std::string scaling = file.get_string(prefix + "rope.scaling.type", "none");
+  check(scaling == "none" || scaling == "linear", ErrorKind::kUnsupported, "RoPE scaling '",
+        scaling, "' is not supported; supported are none, linear and a rope_freqs tensor");
+  const double factor =
+      scaling == "linear" ? read_positive(file, prefix + "rope.scaling.factor", 1.0) : 1.0;
+  config->rotaries.push_back(make_rotary(config->rotary_dim, base, factor));
+  if (const GgufTensor* divisors = file.find("rope_freqs.weight")) {
+    divide_frequencies(*divisors, &config->rotaries[0]);
+  }
+}
+
+// Gemma 3 report, arXiv 2503.19786: five layers with a sliding window and RoPE base 10,000 for each
+// one that sees everything; QK-norm; norms before and after each block; embeddings times sqrt(n).
+void read_gemma3(const GgufFile& file, const std::string& prefix, DecoderConfig* config) {
+  constexpr int kPattern = 6;
+  constexpr double kLocalBase = 10000.0;
+  const int window = read_size(file, prefix + "attention.sliding_window", kMaxContext);
+  config->rotaries.push_back(
+      make_rotary(config->rotary_dim,
+                  read_positive(file, prefix + "rope.local.freq_base", kLocalBase), 1.0));
+  for (int i = 0; i < config->num_layers; ++i) {
+    if ((i + 1) % kPattern != 0) config->layers[i] = {window, 1};
+  }
+  config->embedding_scale = std::sqrt(static_cast<float>(config->hidden_size));
+  config->activation = Activation::kGeluTanh;
+  config->rotates_neighbours = false;
+  config->norms_heads = true;
+  config->norms_outputs = true;
+  check(file.get_float(prefix + "attn_logit_softcapping", 0.0) == 0.0 &&
+            file.get_float(prefix + "final_logit_softcapping", 0.0) == 0.0,
+        ErrorKind::kUnsupported, "logit soft-capping is not supported");
+}
+
+}  // namespace
+
+DecoderConfig read_decoder_config(const GgufFile& file) {
+  DecoderConfig config;
+  config.architecture_name = file.get_string("general.architecture");
+  config.architecture = read_architecture(config.architecture_name);
+  config.name = file.get_string("general.name", "");
+  const std::string prefix = config.architecture_name + ".";
+  check(file.get_int(prefix + "expert_count", 0) == 0, ErrorKind::kUnsupported,
+        "mixture-of-experts models are not supported (", prefix, "expert_count is ",
+        file.get_int(prefix + "expert_count", 0), ")");
+  read_shape(file, prefix, &config);
+  config.norm_eps =
+      static_cast<float>(file.get_float(prefix + "attention.layer_norm_rms_epsilon"));
+  check(config.norm_eps >= 0 && config.norm_eps < 1, ErrorKind::kModelFile, "GGUF key ", prefix,
+        "attention.layer_norm_rms_epsilon is ", config.norm_eps, ", expected 0 to 1");
+  config.vocab_size = file.require("token_embd.weight").num_rows();
+  config.tied_head = file.find("output.weight") == nullptr;
+  config.attention_scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
+  config.layers.resize(config.num_layers);
+  read_rotary(file, prefix, &config);
+  if (config.architecture == Architecture::kGemma3) read_gemma3(file, prefix, &config);
+  return config;
+}
+
+}  // namespace flarecore

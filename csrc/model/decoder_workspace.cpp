@@ -1,0 +1,100 @@
+#include "model/decoder_workspace.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace flarecore {
+namespace {
+
+void grow(std::vector<float>* buffer, size_t size) {
+  if (buffer->size() < size) buffer->resize(size);
+}
+
+}  // namespace
+
+void Decoder::Workspace::resize(const DecoderConfig& config) {
+  const size_t num_rows = rows.size();
+  hidden_size_ = config.hidden_size;
+  grow(&residual, num_rows * config.hidden_size);
+  grow(&delta, num_rows * config.hidden_size);
+  grow(&query, num_rows * config.query_size());
+  grow(&key, num_rows * config.kv_size());
+  grow(&value, num_rows * config.kv_size());
+  grow(&gate, num_rows * config.intermediate_size);
+  grow(&up, num_rows * config.intermediate_size);
+  const size_t angles = num_rows * config.rotaries.size() * (config.rotary_dim / 2);
+  grow(&cosine, angles);
+  grow(&sine, angles);
+  const int64_t widest =
+      std::max({config.hidden_size, config.intermediate_size, config.query_size()});
+  // The head's input reuses these rows, so there are always enough for it.
+  input.resize(std::max<int64_t>(num_rows, 8), widest);
+}
+
+void Decoder::Workspace::plan_attention(const DecoderConfig& config) {
+  plans.clear();
+  for (const LayerConfig& layer : config.layers) {
+    const auto known = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {
+      return plan.window == layer.window;
+    });
+    if (known != plans.end()) continue;
+    plans.emplace_back();
+    plans.back().window = layer.window;
+    plan_tiles(&plans.back());
+  }
+  size_t num_tiles = 0;
+  for (const AttentionPlan& plan : plans) num_tiles = std::max(num_tiles, plan.tiles.size());
+  const size_t cells = num_tiles * config.num_kv_heads * kMaxAttentionRows * config.num_group_heads();
+  grow(&partial_out, cells * config.head_dim);
+  grow(&partial_max, cells);
+  grow(&partial_sum, cells);
+}
+
+void Decoder::Workspace::plan_tiles(AttentionPlan* plan) {
+  const int total = static_cast<int>(rows.size());
+  plan->first_tile.assign(total, 0);
+  plan->end_tile.assign(total, 0);
+  for (int row = 0, end = 0; row < total; row = end) {
+    while (end < total && end - row < kMaxAttentionRows && rows[end].segment == rows[row].segment) {
+      ++end;
+    }
+    const int num_blocks = rows[end - 1].position / kBlockTokens + 1;
+    // Splits that no row sees are left out; the others begin where they always begin.
+    const int first_visible =
+        plan->window == 0 ? 0 : std::max(0, rows[row].position + 1 - plan->window);
+    const int first_split = first_visible / (kSplitBlocks * kBlockTokens) * kSplitBlocks;
+    const int first = static_cast<int>(plan->tiles.size());
+    for (int block = first_split; block < num_blocks; block += kSplitBlocks) {
+      plan->tiles.push_back({rows[row].segment, row, end - row, block,
+                             std::min(block + kSplitBlocks, num_blocks)});
+    }
+    std::fill(plan->first_tile.begin() + row, plan->first_tile.begin() + end, first);
+    std::fill(plan->end_tile.begin() + row, plan->end_tile.begin() + end,
+              static_cast<int>(plan->tiles.size()));
+  }
+}
+
+void Decoder::Workspace::fill_rotation(const DecoderConfig& config, int row, int position) {
+  const size_t half = config.rotary_dim / 2;
+  size_t out = size_t(row) * config.rotaries.size() * half;
+  for (const RotaryConfig& rotary : config.rotaries) {
+    for (size_t i = 0; i < half; ++i, ++out) {
+      // The angle is rounded to float32 as in the transformers implementation.
+      const double angle = static_cast<float>(position) * rotary.inverse_frequency[i];
+      cosine[out] = static_cast<float>(std::cos(angle));
+      sine[out] = static_cast<float>(std::sin(angle));
+    }
+  }
+}
+
+void Decoder::Workspace::quantize_if_needed(int row, int64_t num_cols,
+                                            std::initializer_list<const PackedMatrix*> readers) {
+  for (const PackedMatrix* matrix : readers) {
+    if (is_quantized(matrix->view().format)) {
+      input.quantize(row, num_cols);
+      return;
+    }
+  }
+}
+
+}  // namespace flarecore

@@ -1,0 +1,73 @@
+// Buffers of one forward pass and its plan of rows and attention tiles. Internal to the decoder.
+#pragma once
+
+#include <initializer_list>
+
+#include "model/decoder.h"
+#include "model/linear.h"
+
+namespace flarecore {
+
+// Context of a row is walked in splits of this many blocks, counted from position 0.
+constexpr int kSplitBlocks = 16;
+
+// Up to kMaxAttentionRows rows of one segment against one split of the context.
+struct Decoder::AttentionTile {
+  int segment;
+  int row_begin, num_rows;      // rows of the forward
+  int block_begin, block_end;   // blocks of the sequence
+};
+
+// The tiles of one forward pass for layers with one window size.
+struct Decoder::AttentionPlan {
+  int window = 0;                // 0: every layer that sees all positions
+  std::vector<AttentionTile> tiles;
+  std::vector<int> first_tile;   // (num_rows) the splits of row r are the tiles
+  std::vector<int> end_tile;     // (num_rows) [first_tile[r], end_tile[r]), ascending
+};
+
+struct Decoder::Workspace {
+  struct Row {
+    int segment;
+    int index;     // in the segment's tokens
+    int position;  // in the sequence
+  };
+
+  std::vector<Row> rows;
+  std::vector<AttentionPlan> plans;
+
+  std::vector<float> residual;             // (rows, hidden)
+  std::vector<float> delta;                // (rows, hidden) what a block adds to the residual
+  std::vector<float> query, key, value;    // (rows, query_size), (rows, kv_size) twice
+  std::vector<float> gate, up;             // (rows, ffn)
+  std::vector<float> cosine, sine;         // (rows, rotaries, rotary_dim / 2)
+  ActivationRows input;                    // input of the next product
+  std::vector<float> partial_out;          // (tiles, kv heads, kMaxAttentionRows, group, head_dim)
+  std::vector<float> partial_max, partial_sum;  // (tiles, kv heads, kMaxAttentionRows, group)
+  std::vector<float> logits;               // (kHeadRows, vocab)
+  std::vector<LogitStats> stats;           // (kHeadRows, runs)
+
+  float* hidden(int row) { return residual.data() + size_t(row) * hidden_size_; }
+  const AttentionPlan& plan_of(int window) const {
+    size_t i = 0;
+    while (plans[i].window != window) ++i;
+    return plans[i];
+  }
+  LogitsRow logits_row(const DecoderConfig& config, size_t i) const {
+    const size_t vocab = config.vocab_size, runs = num_logit_runs(config.vocab_size);
+    return {{logits.data() + i * vocab, vocab}, {stats.data() + i * runs, runs}};
+  }
+
+  void resize(const DecoderConfig& config);
+  void plan_attention(const DecoderConfig& config);
+  void fill_rotation(const DecoderConfig& config, int row, int position);
+  void quantize_if_needed(int row, int64_t num_cols,
+                          std::initializer_list<const PackedMatrix*> readers);
+
+ private:
+  void plan_tiles(AttentionPlan* plan);
+
+  int hidden_size_ = 0;
+};
+
+}  // namespace flarecore

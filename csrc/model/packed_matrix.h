@@ -1,0 +1,51 @@
+// A weight matrix in the kernels' run-time format.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "common/thread_pool.h"
+#include "cpu/kernels.h"
+#include "model/ggml_types.h"
+
+namespace flarecore {
+
+// A tensor as it lies in a file: row-major, rows = output channels.
+struct TensorView {
+  GgmlType type;
+  const uint8_t* data;
+  int64_t num_rows, num_cols;
+};
+
+enum class PackMode {
+  kFloat32,    // every value dequantised to float32
+  kQuantized,  // each type keeps its lossless run-time format; F32, F16, BF16 stay what they are
+};
+
+// Owns the packed weights; movable, 64-byte aligned. Packing loses nothing.
+class PackedMatrix {
+ public:
+  PackedMatrix() = default;
+
+  // `tile` is KernelTable::tile of the level that will read the matrix; `pool` may be null.
+  // Raises ModelFileError if num_cols is not a whole number of the type's blocks or a side is < 1.
+  static PackedMatrix pack(const TensorView& source, PackMode mode, int tile, ThreadPool* pool);
+
+  PackedView view() const { return view_; }
+  int64_t num_rows() const { return view_.num_rows; }
+  int64_t num_cols() const { return view_.num_cols; }
+  int64_t num_tiles() const { return (view_.num_rows + view_.tile - 1) / view_.tile; }
+  int64_t size_bytes() const { return num_tiles() * view_.tile_size_bytes; }
+
+  // Row `row` in [0, num_rows) as float32 (num_cols): exactly the values of the source tensor.
+  void dequantize_row(int64_t row, float* out) const;
+
+ private:
+  struct Free {
+    void operator()(uint8_t* p) const;
+  };
+  std::unique_ptr<uint8_t[], Free> memory_;
+  PackedView view_{WeightFormat::kF32, 0, 0, 1, nullptr, 0};
+};
+
+}  // namespace flarecore

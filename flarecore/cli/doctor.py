@@ -1,0 +1,178 @@
+"""``flarecore doctor``: what this installation can do, what was chosen and why."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flarecore import __version__
+from flarecore.errors import FlarecoreError
+
+__all__ = ["Check", "add_parser", "checks", "run"]
+
+# (module, distribution, what for, how to get it)
+_NEEDED = (
+    ("numpy", "numpy"), ("tokenizers", "tokenizers"), ("jinja2", "Jinja2"),
+    ("hnswlib", "hnswlib"), ("rich", "rich"),
+)
+_EXTRAS = (
+    ("torch", "torch", "the reference and the tests", "pip install 'flarecore[transformers]'"),
+    ("transformers", "transformers", "the reference and the tests",
+     "pip install 'flarecore[transformers]'"),
+    ("triton", "triton", "GPU kernels", "pip install 'flarecore[gpu]'"),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Parameters
+    ----------
+    name, value : str
+        What was looked at, and what was found.
+    state : {"ok", "missing", "bad"}
+        ``missing`` is optional and does no harm, ``bad`` keeps the core from working.
+    hint : str
+        What to do about it.
+    """
+
+    name: str
+    value: str
+    state: str = "ok"
+    hint: str = ""
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "doctor", parents=[common], allow_abbrev=False,
+        help="show what this installation can do and what was chosen",
+        description="Prints versions, CPU level, threads, memory, models and extras, with a hint "
+        "for whatever is missing. Exit code 1 if the core cannot work.")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    found = list(checks())
+    width = max(len(check.name) for check in found)
+    marks = {"ok": " ", "missing": "-", "bad": "!"}
+    for check in found:
+        print(f"{marks[check.state]} {check.name:<{width}}  {check.value}")
+        if check.hint:
+            print(f"  {'':<{width}}  → {check.hint}")
+    bad = [check.name for check in found if check.state == "bad"]
+    print(f"\nnot usable: {', '.join(bad)}" if bad else "\nready")
+    return 1 if bad else 0
+
+
+def checks() -> Iterator[Check]:
+    """Everything that is looked at, in the order of the report."""
+    yield Check("flarecore", __version__)
+    yield Check("python", f"{platform.python_version()} ({sys.executable})")
+    yield Check("machine", f"{platform.machine()}, {platform.platform(terse=True)}")
+    yield from _core()
+    yield _memory()
+    for module, distribution in _NEEDED:
+        yield _package(module, distribution, "bad", f"pip install {distribution}")
+    yield from _models()
+    for module, distribution, purpose, hint in _EXTRAS:
+        yield _package(module, distribution, "missing", f"for {purpose}: {hint}")
+    yield from _gpu()
+
+
+def _core() -> Iterator[Check]:
+    try:
+        from flarecore import _C
+    except ImportError as error:
+        yield Check("native core", f"not loadable: {error}", "bad",
+                    "build it: pip install -e . (in a checkout: make setup)")
+        return
+    yield Check("native core", "flarecore._C")
+    forced = os.environ.get("FLARECORE_CPU_ISA", "")
+    available = ", ".join(_C.available_isas())
+    try:
+        level = _C.cpu_isa()
+    except FlarecoreError as error:
+        yield Check("cpu level", f"FLARECORE_CPU_ISA={forced}", "bad", str(error))
+        return
+    why = f"forced by FLARECORE_CPU_ISA={forced}" if forced else "the highest this CPU can run"
+    yield Check("cpu level", f"{level} ({why}; available: {available})")
+    yield Check("threads", _threads(_C.usable_num_threads()))
+
+
+def _threads(usable: int) -> str:
+    cores = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    if usable < allowed:
+        why = f"the cgroup's CPU quota; {allowed} of {cores} cores by affinity"
+    elif allowed < cores:
+        why = f"CPU affinity, of {cores} cores; no smaller cgroup quota"
+    else:
+        why = "all cores; neither affinity nor a cgroup quota sets less"
+    return f"{usable} ({why})"
+
+
+def _memory() -> Check:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        free = _available_bytes()
+    except (ValueError, OSError, AttributeError):
+        return Check("memory", "unknown")
+    text = f"{total / 2**30:.1f} GiB" + ("" if free is None else f", {free / 2**30:.1f} GiB free")
+    if free is not None and free < 1 << 29:
+        return Check("memory", text, "ok", "less than 0.5 GiB free: the demo needs about that much")
+    return Check("memory", text)
+
+
+def _available_bytes() -> int | None:
+    """What the kernel could give a new process; None where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return None
+
+
+def _package(module: str, distribution: str, state: str, hint: str) -> Check:
+    """Looks for a package without importing it."""
+    if importlib.util.find_spec(module) is None:
+        return Check(module, "not installed", state, hint)
+    try:
+        return Check(module, importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return Check(module, "installed, version unknown")
+
+
+def _models() -> Iterator[Check]:
+    from flarecore.model_files import KNOWN_MODELS, find_model
+
+    for name, model in KNOWN_MODELS.items():
+        try:
+            yield Check(name, str(find_model(name)))
+        except FlarecoreError:
+            yield Check(name, "not installed", "missing", model.pip_command)
+
+
+def _gpu() -> Iterator[Check]:
+    if importlib.util.find_spec("flarecore._cuda") is None:
+        yield Check("flarecore._cuda", "not built", "missing", "GPU kernels are not in this build")
+    else:
+        yield Check("flarecore._cuda", "built")
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        yield Check("nvcc", "not found", "missing", "only needed to build GPU kernels")
+    else:
+        yield Check("nvcc", nvcc)

@@ -1,0 +1,131 @@
+"""``flarecore generate``: one answer with a model and an index."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flarecore.cli.numbers import print_numbers
+from flarecore.cli.options import (
+    add_engine_options,
+    add_flare_options,
+    flare_config,
+    parse_filter,
+)
+from flarecore.cli.wording import printable
+from flarecore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flarecore.config import FlareConfig
+    from flarecore.flare import AnswerStream, Flare
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "generate", parents=[common], allow_abbrev=False,
+        help="answer a question with a model and an index",
+        description="Writes the answer to standard output, sentence by sentence.")
+    parser.add_argument("question", metavar="QUESTION", help="'-' reads it from standard input")
+    parser.add_argument("--model", required=True, metavar="NAME_OR_FILE",
+                        help="a name such as smollm2-135m, or a .gguf file")
+    parser.add_argument("--index", metavar="INDEX", help="an index made by 'flarecore index'")
+    parser.add_argument("--no-retrieval", action="store_true", help="answer without any index")
+    parser.add_argument("--scope", metavar="TEXT",
+                        help="text put before every query, such as a product or a year")
+    parser.add_argument("--filter", metavar="JSON",
+                        help="metadata conditions of every search, such as '{\"lang\": \"en\"}'")
+    parser.add_argument("--trace", metavar="FILE",
+                        help="write what happened, sentence by sentence, as JSON")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print one event a line as JSON")
+    how.add_argument("--watch", action="store_true",
+                     help="show drafts, queries and passages as 'flarecore demo' does")
+    add_flare_options(parser)
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    from flarecore.cli.display import make_console
+    from flarecore.cli.session import open_engine
+    from flarecore.flare import Flare
+
+    config = _config(args)
+    question = _question(args.question)
+    filter = parse_filter(args.filter)
+    notes = make_console(stderr=True)
+    index = None if args.index is None else _load_index(args, notes)
+    with open_engine(args, notes) as engine:
+        flare = Flare(engine, index, config)
+        with flare.stream(question, scope=args.scope, filter=filter) as events:
+            _print(args, flare, events, question)
+        if args.trace is not None:
+            Path(args.trace).write_text(events.result.trace.to_json(indent=1), encoding="utf-8")
+    return 0
+
+
+def _config(args: argparse.Namespace) -> FlareConfig:
+    if args.index is None and not args.no_retrieval:
+        raise ConfigError("--index INDEX is needed, or --no-retrieval to answer without one")
+    if args.index is not None and args.no_retrieval:
+        raise ConfigError("--index and --no-retrieval exclude each other")
+    changes = {"trigger": "never", "initial_retrieval": False} if args.no_retrieval else {}
+    return flare_config(args, **changes)
+
+
+def _question(text: str) -> str:
+    question = sys.stdin.read() if text == "-" else text
+    if not question.strip():
+        raise ConfigError("QUESTION is empty; give the question as one argument, or '-' and text "
+                          "on standard input")
+    return question.strip()
+
+
+def _load_index(args: argparse.Namespace, notes: Console) -> Any:
+    from flarecore.cli.progress import waiting
+    from flarecore.retrieval.hnsw import HnswRetriever
+
+    with waiting(notes, f"loading {args.index}"):
+        return HnswRetriever.load(args.index)
+
+
+def _print(args: argparse.Namespace, flare: Flare, events: AnswerStream, question: str) -> None:
+    if args.json:
+        for event in events:
+            print(event.to_json(), flush=True)
+    elif args.watch:
+        _watch(flare, events, question)
+    else:
+        _write_text(events)
+
+
+def _watch(flare: Flare, events: AnswerStream, question: str) -> None:
+    from flarecore.cli.display import AnswerView, make_console, print_legend
+
+    console = make_console(sys.stdout)
+    theta, beta = flare.config.theta, flare.config.beta
+    print_legend(console, theta=theta, beta=beta, remark="")
+    with AnswerView(console, question, theta=theta, beta=beta) as view:
+        for event in events:
+            view.handle(event)
+    print_numbers(console, events.result.stats)
+
+
+def _write_text(events: AnswerStream) -> None:
+    """Accepted text as it comes: exact bytes into a pipe, harmless characters to a terminal."""
+    from flarecore.events import SentenceAccepted
+
+    is_terminal = sys.stdout.isatty()
+    for event in events:
+        if isinstance(event, SentenceAccepted):
+            sys.stdout.write(printable(event.text) if is_terminal else event.text)
+            sys.stdout.flush()
+    sys.stdout.write("\n")

@@ -1,0 +1,145 @@
+"""Options of the FLARE loop on the command line, with the paper's symbols."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from flarecore.config import FlareConfig
+from flarecore.errors import ConfigError
+from flarecore.sampling import SamplingParams
+
+__all__ = ["add_engine_options", "add_flare_options", "flare_config", "parse_filter"]
+
+_FLOAT: dict[str, Any] = {"type": float, "metavar": "X"}
+_INT: dict[str, Any] = {"type": int, "metavar": "N"}
+_SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+
+# (field of FlareConfig, how argparse reads it, help)
+_LOOP: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("theta", _FLOAT, "θ: a sentence with a token whose confidence is below it is looked up"),
+    ("beta", _FLOAT, "β: tokens with a confidence below it are left out of the query"),
+    ("trigger", {"choices": ("min", "always", "never")}, "when to look up: min tests with θ"),
+    ("query", {"choices": ("mask", "sentence")}, "the draft without its tokens below β, or whole"),
+    ("mask_unit", {"choices": ("auto", "word", "token")}, "what a low token takes out with it"),
+    ("k", _INT, "passages per search"),
+    ("min_score", _FLOAT, "leave out passages with a lower score"),
+    ("max_passage_tokens", _INT, "tokens of one passage"),
+    ("max_evidence_tokens", _INT, "tokens of all passages together"),
+    ("placement", {"choices": ("prefix", "boundary")},
+     "where evidence stands: before the question (the paper) or after the answer so far"),
+    ("draft_context", {"choices": ("none", "last_evidence")},
+     "what drafts see: no passages (the paper) or those of the last search (the authors' code)"),
+    ("initial_retrieval", _SWITCH, "search with the question before the first sentence"),
+    ("no_evidence", {"choices": ("accept_draft", "omit", "stop")}, "what to do if none is found"),
+    ("max_retrievals", _INT, "searches of one answer"),
+    ("cooldown_sentences", _INT, "sentences without a search after one with a search"),
+    ("max_sentences", _INT, "sentences of the answer"),
+    ("max_new_tokens", _INT, "tokens of the answer"),
+    ("max_draft_tokens", _INT, "tokens of one sentence"),
+    ("deadline_ms", _FLOAT, "end the answer after so many milliseconds"),
+    ("overflow", {"choices": ("error", "drop_oldest")}, "what to do if the context is too small"),
+    ("stop", {"action": "append", "metavar": "TEXT"}, "text that ends the answer; may be repeated"),
+    ("speculative", _SWITCH, "verify the draft's tokens while regenerating; same output"),
+)
+_SAMPLING: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("temperature", _FLOAT, "0 is greedy"),
+    ("top_k", _INT, "0 is off"),
+    ("top_p", _FLOAT, "1 is off"),
+    ("min_p", _FLOAT, "0 is off"),
+    ("repetition_penalty", _FLOAT, "1 is off"),
+    ("seed", _INT, "of the random numbers"),
+)
+_PRESETS: dict[str, Callable[..., FlareConfig]] = {
+    "default": FlareConfig,
+    "paper": FlareConfig.paper,
+    "authors_code": FlareConfig.authors_code,
+}
+
+
+def _add(
+    group: argparse._ArgumentGroup, table: tuple[tuple[str, dict[str, Any], str], ...],
+    defaults: object, only: tuple[str, ...] | None,
+) -> None:
+    for name, how, text in table:
+        if only is None or name in only:
+            default = getattr(defaults, name)
+            shown = "" if default in (None, ()) else f" (default: {_shown(default)})"
+            group.add_argument(
+                f"--{name.replace('_', '-')}", default=None, help=text + shown, **how)
+
+
+def _shown(default: object) -> str:
+    return ("on" if default else "off") if isinstance(default, bool) else str(default)
+
+
+def add_flare_options(parser: argparse.ArgumentParser, only: tuple[str, ...] | None = None) -> None:
+    """Adds the options of :class:`FlareConfig` (those named in `only`, if given).
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    only : tuple of str, optional
+        Fields; None adds all, the presets and the sampling options.
+    """
+    group = parser.add_argument_group("the FLARE loop (symbols as in arXiv 2305.06983)")
+    if only is None:
+        group.add_argument(
+            "--preset", choices=sorted(_PRESETS), default="default",
+            help="where the other options start from: paper and authors_code are FLARE-direct as "
+                 "published and as released (default: default)")
+    _add(group, _LOOP, FlareConfig(), only)
+    if only is None:
+        _add(parser.add_argument_group("sampling"), _SAMPLING, SamplingParams(), None)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of model and engine."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--threads", type=int, metavar="N",
+                       help="threads (default: those this process may use)")
+    group.add_argument("--compute", choices=("int8", "float32"), default="int8",
+                       help="arithmetic: quantised, or exact and slower (default: int8)")
+    group.add_argument("--kv-cache-mb", type=int, metavar="N",
+                       help="memory for the KV cache (default: a few full contexts)")
+
+
+def flare_config(args: argparse.Namespace, **changes: Any) -> FlareConfig:
+    """The configuration that was asked for; `changes` are this command's own defaults.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range.
+    """
+    given = {name: value for name, _, _ in _LOOP
+             if (value := getattr(args, name, None)) is not None}
+    sampling = {name: value for name, _, _ in _SAMPLING
+                if (value := getattr(args, name, None)) is not None}
+    if sampling:
+        given["sampling"] = SamplingParams(**sampling)
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"])
+    return _PRESETS[getattr(args, "preset", "default")](**changes | given)
+
+
+def parse_filter(text: str | None) -> dict[str, Any] | None:
+    """Metadata conditions from ``--filter``.
+
+    Raises
+    ------
+    ConfigError
+        Not a JSON object.
+    """
+    if text is None:
+        return None
+    try:
+        conditions = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--filter: not JSON: {error}; got {text!r:.100}") from None
+    if not isinstance(conditions, dict):
+        raise ConfigError(
+            f"--filter: must be a JSON object such as '{{\"lang\": \"en\"}}', got {text!r:.100}")
+    return conditions

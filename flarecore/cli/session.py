@@ -1,0 +1,42 @@
+"""Opens model and engine for a command, saying what takes time."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from flarecore.cli.progress import waiting
+from flarecore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flarecore.engine import Engine
+
+__all__ = ["open_engine"]
+
+
+@contextlib.contextmanager
+def open_engine(args: argparse.Namespace, notes: Console) -> Iterator[Engine]:
+    """An engine for ``--model`` and the options of ``add_engine_options``; closed at the end.
+
+    Raises
+    ------
+    ConfigError, ModelFileError, UnsupportedError
+        As from ``Model.load`` and ``Engine``.
+    """
+    from flarecore.engine import Engine
+    from flarecore.model import Model
+
+    if args.kv_cache_mb is not None and args.kv_cache_mb < 1:
+        raise ConfigError(f"--kv-cache-mb must be >= 1, got {args.kv_cache_mb}")
+    size = None if args.kv_cache_mb is None else args.kv_cache_mb << 20
+    with waiting(notes, f"loading {args.model}"):
+        model = Model.load(args.model, threads=args.threads)
+        engine = Engine(model, compute=args.compute, kv_cache_bytes=size)
+    try:
+        yield engine
+    finally:
+        engine.close()

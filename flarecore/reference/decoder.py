@@ -1,0 +1,144 @@
+"""The reference Llama forward pass in numpy: no cache, one matrix at a time.
+
+Architecture: Touvron et al. 2023, arXiv 2302.13971 (pre-norm RMSNorm, rotary embeddings, SwiGLU),
+with grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flarecore.errors import ConfigError
+from flarecore.reference.gguf_weights import LlamaWeights
+from flarecore.reference.quantized import dequantize_rows, quantize_rows
+
+__all__ = ["ReferenceDecoder"]
+
+Array = npt.NDArray[Any]
+
+
+def _rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    return np.asarray(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight)
+
+
+def _rotate(x: Array, angles: Array) -> Array:
+    """Rotate the pairs (2i, 2i + 1) of each head. x (T, heads, d), angles (T, d / 2)."""
+    cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
+    rotated = np.empty_like(x)
+    rotated[..., 0::2] = x[..., 0::2] * cos - x[..., 1::2] * sin
+    rotated[..., 1::2] = x[..., 0::2] * sin + x[..., 1::2] * cos
+    return rotated
+
+
+def _silu(x: Array) -> Array:
+    return np.asarray(x / (1.0 + np.exp(-x)))
+
+
+class ReferenceDecoder:
+    """Logits of a Llama model, recomputed from the first token at every call.
+
+    Parameters
+    ----------
+    weights
+        Dequantised weights.
+    dtype
+        ``"float64"`` (the yardstick) or ``"float32"``.
+    compute
+        ``"int8"`` rounds what ``compute="int8"`` of the engine rounds: the inputs of every product
+        with a quantised matrix to 8 bits, keys and values to float16.
+    """
+
+    def __init__(
+        self, weights: LlamaWeights, dtype: str = "float64", compute: str = "float32"
+    ) -> None:
+        if dtype not in ("float32", "float64"):
+            raise ConfigError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+        if compute not in ("float32", "int8"):
+            raise ConfigError(f"compute must be 'float32' or 'int8', got {compute!r}")
+        self.weights = weights
+        self.shape = weights.shape
+        self._dtype = np.dtype(dtype)
+        self._is_int8 = compute == "int8"
+
+    def logits(self, token_ids: Sequence[int], *, last: int | None = None) -> Array:
+        """Run the model over a sequence.
+
+        Parameters
+        ----------
+        token_ids
+            (T,) At least one token.
+        last
+            Give the logits of only the last so many tokens; all by default.
+
+        Returns
+        -------
+        ndarray
+            (T, V), or (last, V), in the decoder's dtype.
+        """
+        shape, weights = self.shape, self.weights
+        if not token_ids:
+            raise ConfigError("a forward pass needs at least one token, got none")
+        x = weights.tensors["token_embd.weight"][list(token_ids)].astype(self._dtype)
+        positions = np.arange(len(token_ids), dtype=np.float64)
+        angles = (positions[:, None] * shape.inverse_frequencies[None, :]).astype(self._dtype)
+        for layer in range(shape.num_layers):
+            x = x + self._attention(layer, self._norm(layer, "attn_norm", x), angles)
+            x = x + self._feed_forward(layer, self._norm(layer, "ffn_norm", x))
+        x = x[-last:] if last is not None else x
+        x = _rms_norm(x, self._cast(weights.tensors["output_norm.weight"]), shape.rms_eps)
+        return self._product(x, weights.head, weights.is_head_quantized)
+
+    def open(self, token_ids: Sequence[int]) -> Callable[[int | None], Array]:
+        """Step through a sequence: see `flarecore.reference.token_source`."""
+        ids = list(token_ids)
+
+        def step(token_id: int | None) -> Array:
+            if token_id is not None:
+                ids.append(token_id)
+            return np.asarray(self.logits(ids, last=1)[0])
+
+        return step
+
+    def _cast(self, tensor: Array) -> Array:
+        return tensor.astype(self._dtype, copy=False)
+
+    def _linear(self, layer: int, name: str, x: Array) -> Array:
+        is_quantized = f"blk.{layer}.{name}.weight" in self.weights.quantized
+        return self._product(x, self.weights.layer(layer, name), is_quantized)
+
+    def _product(self, x: Array, weight: Array, is_quantized: bool) -> Array:
+        if self._is_int8 and is_quantized:
+            x = dequantize_rows(*quantize_rows(x.astype(np.float32))).astype(self._dtype)
+        return np.asarray(x @ self._cast(weight).T)
+
+    def _norm(self, layer: int, name: str, x: Array) -> Array:
+        return _rms_norm(x, self._cast(self.weights.layer(layer, name)), self.shape.rms_eps)
+
+    def _attention(self, layer: int, x: Array, angles: Array) -> Array:
+        """Causal grouped-query attention. x (T, hidden) -> (T, hidden)."""
+        shape, num_tokens = self.shape, len(x)
+        q = self._linear(layer, "attn_q", x).reshape(num_tokens, shape.num_heads, shape.head_dim)
+        k = self._linear(layer, "attn_k", x).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
+        v = self._linear(layer, "attn_v", x).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
+        q, k = _rotate(q, angles), _rotate(k, angles)
+        if self._is_int8:
+            k, v = (kv.astype(np.float16).astype(self._dtype) for kv in (k, v))
+        visible = np.tril(np.ones((num_tokens, num_tokens), dtype=bool))
+        heads = np.empty_like(q)
+        for head in range(shape.num_heads):
+            kv_head = head // (shape.num_heads // shape.num_kv_heads)
+            scores = q[:, head] @ k[:, kv_head].T / np.sqrt(self._dtype.type(shape.head_dim))
+            scores = np.where(visible, scores, -np.inf)
+            probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            probs = probs / probs.sum(axis=-1, keepdims=True)
+            heads[:, head] = probs @ v[:, kv_head]
+        return self._linear(layer, "attn_output", heads.reshape(num_tokens, -1))
+
+    def _feed_forward(self, layer: int, x: Array) -> Array:
+        """SwiGLU: down(silu(gate(x)) * up(x)). x (T, hidden) -> (T, hidden)."""
+        gate = _silu(self._linear(layer, "ffn_gate", x))
+        return self._linear(layer, "ffn_down", gate * self._linear(layer, "ffn_up", x))

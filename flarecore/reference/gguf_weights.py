@@ -1,0 +1,179 @@
+"""A Llama GGUF file as plain float32 arrays, read by the ``gguf`` package.
+
+Independent of the native reader, so that both can be compared. Slow: seconds per file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flarecore.errors import UnsupportedError
+
+__all__ = ["LlamaShape", "LlamaWeights", "load_llama_gguf"]
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """Sizes and constants of a Llama model.
+
+    Attributes
+    ----------
+    num_layers, hidden_size, ffn_size, num_heads, num_kv_heads, head_dim, vocab_size
+        Counts. Query head h reads KV head ``h // (num_heads // num_kv_heads)``.
+    context_length
+        Positions the model was trained for.
+    rms_eps
+        Added to the mean square in RMSNorm.
+    inverse_frequencies
+        (head_dim / 2,) float64 rotation of each pair in radians per position, with every kind of
+        rope scaling already applied.
+    """
+
+    num_layers: int
+    hidden_size: int
+    ffn_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rms_eps: float
+    inverse_frequencies: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LlamaWeights:
+    """Shape and dequantised tensors.
+
+    Attributes
+    ----------
+    shape
+        Sizes and constants.
+    tensors
+        GGUF name -> float32 array, matrices as (outputs, inputs). As in every Llama GGUF, the rows
+        of ``attn_q`` and ``attn_k`` are ordered for rotation of neighbouring pairs
+        ``(2i, 2i + 1)``.
+    quantized
+        Names of the tensors that the file holds in a quantised type.
+    """
+
+    shape: LlamaShape
+    tensors: dict[str, Float32]
+    quantized: frozenset[str]
+
+    def layer(self, index: int, name: str) -> Float32:
+        """Tensor ``blk.<index>.<name>.weight``."""
+        return self.tensors[f"blk.{index}.{name}.weight"]
+
+    @property
+    def head(self) -> Float32:
+        """(vocab, hidden) Output head; the embedding where the file has none (tied)."""
+        return self.tensors[self._head_name]
+
+    @property
+    def is_head_quantized(self) -> bool:
+        """Whether the file holds the output head in a quantised type."""
+        return self._head_name in self.quantized
+
+    @property
+    def _head_name(self) -> str:
+        return "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
+
+
+def _inverse_frequencies(
+    metadata: dict[str, Any], head_dim: int, factors: Float32 | None
+) -> npt.NDArray[np.float64]:
+    """(head_dim / 2,) theta^(-2i/d), divided by the file's per-pair factors and linear factor."""
+    theta = float(metadata.get("llama.rope.freq_base", 10000.0))
+    frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if factors is not None:
+        frequencies = frequencies / factors.astype(np.float64)
+    kind = metadata.get("llama.rope.scaling.type", "none")
+    if kind == "linear":
+        frequencies = frequencies / float(metadata["llama.rope.scaling.factor"])
+    elif kind != "none":
+        raise UnsupportedError(f"the reference knows rope scaling none and linear, got {kind!r}")
+    return frequencies
+
+
+def _read_shape(metadata: dict[str, Any], tensors: dict[str, Float32]) -> LlamaShape:
+    architecture = metadata.get("general.architecture")
+    if architecture != "llama":
+        raise UnsupportedError(
+            f"the reference decoder reads the llama architecture, got {architecture!r}"
+        )
+    hidden_size = int(metadata["llama.embedding_length"])
+    num_heads = int(metadata["llama.attention.head_count"])
+    head_dim = int(metadata.get("llama.attention.key_length", hidden_size // num_heads))
+    num_rotated = int(metadata.get("llama.rope.dimension_count", head_dim))
+    if num_rotated != head_dim:
+        raise UnsupportedError(
+            f"the reference rotates whole heads of {head_dim}, got "
+            f"llama.rope.dimension_count = {num_rotated}"
+        )
+    return LlamaShape(
+        num_layers=int(metadata["llama.block_count"]),
+        hidden_size=hidden_size,
+        ffn_size=int(metadata["llama.feed_forward_length"]),
+        num_heads=num_heads,
+        num_kv_heads=int(metadata.get("llama.attention.head_count_kv", num_heads)),
+        head_dim=head_dim,
+        vocab_size=tensors["token_embd.weight"].shape[0],
+        context_length=int(metadata["llama.context_length"]),
+        rms_eps=float(metadata["llama.attention.layer_norm_rms_epsilon"]),
+        inverse_frequencies=_inverse_frequencies(
+            metadata, head_dim, tensors.get("rope_freqs.weight")
+        ),
+    )
+
+
+def load_llama_gguf(path: str | Path) -> LlamaWeights:
+    """Read and dequantise a whole file.
+
+    Parameters
+    ----------
+    path
+        A GGUF file of the Llama architecture.
+
+    Returns
+    -------
+    LlamaWeights
+        Every tensor as float32, exactly the values of the file.
+
+    Raises
+    ------
+    UnsupportedError
+        If ``gguf`` is not installed, or the file needs what the reference does not do.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise UnsupportedError(
+            "the reference reader needs the 'gguf' package: pip install flarecore[dev]"
+        ) from error
+    reader = gguf.GGUFReader(str(path))
+    # The token lists of a large vocabulary take seconds to unpack and are of no use here.
+    metadata = {
+        name: field.contents()
+        for name, field in reader.fields.items()
+        if not name.startswith("tokenizer.")
+    }
+    tensors = {
+        tensor.name: np.array(
+            gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32
+        )
+        for tensor in reader.tensors
+    }
+    quantized = frozenset(
+        tensor.name
+        for tensor in reader.tensors
+        if tensor.tensor_type.name not in ("F32", "F16", "BF16")
+    )
+    return LlamaWeights(_read_shape(metadata, tensors), tensors, quantized)

@@ -1,0 +1,67 @@
+"""int8 arithmetic of ``compute="int8"``, step by step: the twin of the quantised kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from flarecore.errors import ConfigError
+
+__all__ = ["dequantize_rows", "matmul_int8", "quantize_rows"]
+
+GROUP_SIZE = 32
+
+Float32 = npt.NDArray[np.float32]
+
+
+def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int8], Float32]:
+    """Quantise activations per row and group of 32.
+
+    Parameters
+    ----------
+    x
+        (T, K) float32, K a multiple of 32.
+
+    Returns
+    -------
+    q : ndarray
+        (T, K) int8 in [-127, 127]: x / scale rounded half to even, 0 in a group of zeros.
+    scale : ndarray
+        (T, K / 32) float32: max|x| / 127 of the group.
+
+    Raises
+    ------
+    ConfigError
+        If K is not a multiple of 32.
+    """
+    num_rows, num_cols = x.shape
+    if num_cols % GROUP_SIZE != 0:
+        raise ConfigError(f"rows are quantised in groups of {GROUP_SIZE}, got {num_cols} columns")
+    groups = np.asarray(x, dtype=np.float32).reshape(num_rows, -1, GROUP_SIZE)
+    scale = np.abs(groups).max(axis=-1) / np.float32(127)
+    safe = np.where(scale > 0, scale, np.float32(1))
+    q = np.rint(groups / safe[:, :, None]).clip(-127, 127).astype(np.int8)
+    return q.reshape(num_rows, num_cols), scale.astype(np.float32)
+
+
+def dequantize_rows(q: npt.NDArray[np.int8], scale: Float32) -> npt.NDArray[np.float64]:
+    """(T, K) float64 values that (T, K) int8 and (T, K / 32) scales stand for."""
+    return q.astype(np.float64) * np.repeat(scale.astype(np.float64), GROUP_SIZE, axis=1)
+
+
+def matmul_int8(x: Float32, weight: Float32) -> npt.NDArray[np.float64]:
+    """Product of quantised activations with dequantised weights, exact but for float64 rounding.
+
+    Parameters
+    ----------
+    x
+        (T, K) activations, quantised here.
+    weight
+        (N, K) weights, the values of the file.
+
+    Returns
+    -------
+    ndarray
+        (T, N) float64.
+    """
+    return np.asarray(dequantize_rows(*quantize_rows(x)) @ weight.astype(np.float64).T)

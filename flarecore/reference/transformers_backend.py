@@ -1,0 +1,186 @@
+"""The same GGUF file as a ``transformers`` Llama: the outside opinion of guarantee 2.
+
+Needs torch and transformers, imported when a function is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flarecore.errors import UnsupportedError
+from flarecore.reference.gguf_weights import LlamaShape, LlamaWeights, load_llama_gguf
+from flarecore.reference.sampler import confidences
+
+__all__ = ["TransformersDecoder", "build_transformers_llama"]
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def _import_transformers() -> tuple[Any, Any]:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise UnsupportedError(
+            "this reference needs torch and transformers: pip install flarecore[transformers]"
+        ) from error
+    return torch, transformers
+
+
+def _halves_from_pairs(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+    """Reorder (heads * d, K) rows from rotation of (2i, 2i + 1) to rotation of (i, i + d / 2)."""
+    rows, columns = weight.shape
+    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, columns)
+
+
+def _state_dict(weights: LlamaWeights, torch: Any) -> dict[str, Any]:
+    shape = weights.shape
+    arrays = {
+        "model.embed_tokens.weight": weights.tensors["token_embd.weight"],
+        "model.norm.weight": weights.tensors["output_norm.weight"],
+        "lm_head.weight": weights.head,
+    }
+    for layer in range(shape.num_layers):
+        for ours, theirs in _LAYER_NAMES.items():
+            tensor = weights.layer(layer, ours)
+            if ours == "attn_q":
+                tensor = _halves_from_pairs(tensor, shape.num_heads)
+            elif ours == "attn_k":
+                tensor = _halves_from_pairs(tensor, shape.num_kv_heads)
+            arrays[f"model.layers.{layer}.{theirs}.weight"] = tensor
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _config(shape: LlamaShape, tied: bool, transformers: Any) -> Any:
+    return transformers.LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.ffn_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context_length,
+        rms_norm_eps=shape.rms_eps,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="eager",
+    )
+
+
+def build_transformers_llama(weights: LlamaWeights) -> Any:
+    """Build a float32 ``LlamaForCausalLM`` with exactly the weights of a GGUF file.
+
+    Parameters
+    ----------
+    weights
+        Dequantised weights.
+
+    Returns
+    -------
+    transformers.LlamaForCausalLM
+        In evaluation mode, on the CPU.
+
+    Raises
+    ------
+    UnsupportedError
+        If torch or transformers is not installed.
+    """
+    torch, transformers = _import_transformers()
+    tied = "output.weight" not in weights.tensors
+    # On the meta device nothing is initialised at random only to be overwritten.
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(_config(weights.shape, tied, transformers))
+    model.load_state_dict(_state_dict(weights, torch), strict=True, assign=True)
+    if tied:
+        model.tie_weights()
+    # Every kind of rope scaling is a change of these frequencies; the file's own are used, so that
+    # nothing depends on how a version of transformers spells the option.
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = torch.from_numpy(weights.shape.inverse_frequencies.astype(np.float32))
+    rotary.original_inv_freq = rotary.inv_freq
+    return model.eval()
+
+
+class TransformersDecoder:
+    """Logits of a GGUF file through ``transformers``, with its own cache inside one call only.
+
+    Parameters
+    ----------
+    model
+        A GGUF file, its weights, or a model that `build_transformers_llama` made.
+    """
+
+    def __init__(self, model: str | Path | LlamaWeights | Any) -> None:
+        if isinstance(model, (str, Path)):
+            model = load_llama_gguf(model)
+        if isinstance(model, LlamaWeights):
+            model = build_transformers_llama(model)
+        self.model = model
+        self._torch = _import_transformers()[0]
+        # transformers 5 renames the argument that older versions know.
+        known = inspect.signature(self.model.forward).parameters
+        self._cache_argument = "cache" if "cache" in known else "past_key_values"
+
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """(T, V) float32 logits of every token of one sequence."""
+        with self._torch.no_grad():
+            out = self.model(self._torch.tensor([list(token_ids)]), use_cache=False)
+        return np.asarray(out.logits[0].numpy())
+
+    def open(self, token_ids: Sequence[int]) -> Callable[[int | None], npt.NDArray[np.float32]]:
+        """Step through a sequence: see `flarecore.reference.token_source`."""
+        torch = self._torch
+        pending = list(token_ids)
+        cache: Any = None
+
+        def step(token_id: int | None) -> npt.NDArray[np.float32]:
+            nonlocal pending, cache
+            pending += [] if token_id is None else [token_id]
+            with torch.no_grad():
+                out = self.model(
+                    torch.tensor([pending]), use_cache=True, **{self._cache_argument: cache}
+                )
+            pending, cache = [], out[self._cache_argument]
+            return np.asarray(out.logits[0, -1].numpy())
+
+        return step
+
+    def greedy(
+        self, token_ids: Sequence[int], num_tokens: int
+    ) -> tuple[list[int], npt.NDArray[np.float32]]:
+        """Decode greedily after a prompt, past any end-of-text token.
+
+        Returns
+        -------
+        token_ids : list of int
+            ``num_tokens`` new tokens.
+        probs : ndarray
+            (num_tokens,) float32 softmax of the logits at temperature 1 of each.
+        """
+        step = self.open(token_ids)
+        chosen: list[int] = []
+        probs: list[float] = []
+        for _ in range(num_tokens):
+            logits = step(chosen[-1] if chosen else None)
+            chosen.append(int(logits.argmax()))
+            probs.append(float(confidences(logits)[chosen[-1]]))
+        return chosen, np.array(probs, dtype=np.float32)

@@ -1,0 +1,174 @@
+"""Sentence embeddings on the native kernels: MiniLM and other BERT-style encoders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flarecore.errors import ConfigError, ModelFileError
+from flarecore.model_files import find_model
+from flarecore.retrieval.encoder_files import EncoderFiles, read_encoder_files
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["SentenceEncoder"]
+
+_BATCH_TEXTS = 256  # texts tokenised at a time
+_SAMPLE_BYTES = 4096  # of each end of a tensor, for the fingerprint
+
+
+class SentenceEncoder:
+    """Texts to vectors of length 1. Made by :meth:`load`; safe to share between threads.
+
+    A text's vector does not depend on the texts beside it or on the number of threads, bit for bit
+    on one ISA level.
+
+    Attributes
+    ----------
+    name : str
+        The name it was loaded by; the folder's name for a path.
+    dim : int
+        Length of a vector.
+    max_tokens : int
+        Longest text in tokens, special tokens included; the rest of a longer text is left out, as
+        sentence-transformers does.
+    threads : int
+        Threads of the native encoder.
+    fingerprint : str
+        Equal for the same configuration, tokenizer and weights.
+    """
+
+    def __init__(self, name: str, files: EncoderFiles, threads: int) -> None:
+        from flarecore import _C  # type: ignore[attr-defined]
+
+        self.name = name
+        self.dim: int = files.config["hidden_size"]
+        self.max_tokens = files.max_tokens
+        self._tokenizer = _load_tokenizer(files)
+        self._native: Any = _C.Encoder(files.weights, **files.config, num_threads=threads)
+        self.threads = int(self._native.num_threads)
+        self.fingerprint = _fingerprint(files)
+
+    @classmethod
+    def load(
+        cls, name_or_path: str | os.PathLike[str] = "minilm-l6-v2", *, threads: int | None = None
+    ) -> SentenceEncoder:
+        """An encoder by name or from a folder.
+
+        Parameters
+        ----------
+        name_or_path : str or path
+            See :func:`flarecore.model_files.find_model`. The folder holds ``config.json``,
+            ``model.safetensors`` and ``tokenizer.json``; the files of sentence-transformers for
+            pooling and length are followed if they are there.
+        threads : int, optional
+            All usable ones, at most 8, if None.
+
+        Raises
+        ------
+        ModelFileError
+            Nothing of that name, or a file is missing, damaged or hostile.
+        UnsupportedError
+            Another architecture than flarecore runs.
+        ConfigError
+            `threads` is not an integer from 1 to 1024.
+        """
+        from flarecore import _C  # type: ignore[attr-defined]
+
+        if threads is None:
+            threads = int(_C.default_encoder_threads())
+        if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024:
+            raise ConfigError(f"threads must be an integer from 1 to 1024, got {threads!r}")
+        folder = find_model(name_or_path)
+        is_path = not isinstance(name_or_path, str) or os.sep in name_or_path
+        name = folder.resolve().name if is_path else str(name_or_path)
+        return cls(name, read_encoder_files(folder), threads)
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """The vectors of some texts. The GIL is released while they are computed.
+
+        Parameters
+        ----------
+        texts : sequence of str
+            May hold empty strings. Halves of surrogate pairs are read as U+FFFD.
+
+        Returns
+        -------
+        (len(texts), dim) float32
+            Rows of length 1.
+
+        Raises
+        ------
+        ConfigError
+            `texts` is one string or holds something else than strings.
+        """
+        if isinstance(texts, (str, bytes)):
+            raise ConfigError("encode: texts must be a list of strings; wrap a single one in []")
+        for position, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ConfigError(
+                    f"encode: text {position} must be a string, got {type(text).__name__}")
+        vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
+        for begin in range(0, len(texts), _BATCH_TEXTS):
+            ids = [self._token_ids(t) for t in texts[begin : begin + _BATCH_TEXTS]]
+            lengths = np.array([len(i) for i in ids], dtype=np.int64)
+            rows = begin + np.flatnonzero(lengths)  # a tokenizer without [CLS] leaves "" empty
+            flat = np.fromiter((i for text_ids in ids for i in text_ids), dtype=np.int32)
+            vectors[rows] = self._native.encode(flat, lengths[lengths > 0])
+        return vectors
+
+    def _token_ids(self, text: str) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        # One by one: a short text is done before a pool of threads would have woken up.
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def __repr__(self) -> str:
+        return f"SentenceEncoder({self.name!r}, dim={self.dim}, threads={self.threads})"
+
+
+def _load_tokenizer(files: EncoderFiles) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(files.tokenizer))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the Rust library is no Exception
+        raise ModelFileError(f"{files.tokenizer}: cannot be read: {error}") from error
+    vocab_size = files.config["vocab_size"]
+    if tokenizer.get_vocab_size(with_added_tokens=True) > vocab_size:
+        raise ModelFileError(
+            f"{files.tokenizer}: has {tokenizer.get_vocab_size(with_added_tokens=True)} tokens, "
+            f"config.json says {vocab_size}")
+    # The file's own settings serve fixed batches; here texts lie side by side without padding.
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length=files.max_tokens)
+    return tokenizer
+
+
+def _fingerprint(files: EncoderFiles) -> str:
+    """SHA-256 over the configuration, the tokenizer and the ends of each tensor.
+
+    Training changes every tensor, so its ends tell models apart without reading all of them; this
+    is identity, not protection.
+    """
+    from flarecore import _C  # type: ignore[attr-defined]
+
+    digest = hashlib.sha256(files.tokenizer.read_bytes())
+    digest.update(json.dumps([files.config, files.max_tokens], sort_keys=True).encode())
+    for tensor in sorted(_C.SafetensorsFile(files.weights).tensors, key=lambda t: str(t.name)):
+        digest.update(json.dumps([tensor.name, tensor.dtype, tensor.shape]).encode())
+        digest.update(tensor.data[:_SAMPLE_BYTES].tobytes())
+        digest.update(tensor.data[-_SAMPLE_BYTES:].tobytes())
+    return digest.hexdigest()

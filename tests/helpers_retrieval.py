@@ -1,0 +1,64 @@
+"""Encoders without a model, and passages over given vectors."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+import numpy as np
+
+from flarecore.retrieval.passage import Passage
+
+
+class WordEncoder:
+    """Sum of one random vector per word: texts that share words are similar."""
+
+    def __init__(self, dim: int = 32, name: str = "words", fingerprint: str = "words-1"):
+        self.dim, self.name, self.fingerprint = dim, name, fingerprint
+        self.num_texts = 0
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        self.num_texts += len(texts)
+        rows = np.zeros((len(texts), self.dim), dtype=np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            for word in re.findall(r"\w+", text.lower()):
+                row += np.random.default_rng(zlib.crc32(word.encode())).standard_normal(self.dim)
+        return rows
+
+
+class TableEncoder:
+    """Text "v7" has row 7 of a table as its vector."""
+
+    def __init__(self, table: np.ndarray):
+        self.table = table.astype(np.float32)
+        self.dim, self.name, self.fingerprint = table.shape[1], "table", "table-1"
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        return self.table[[int(text[1:]) for text in texts]]
+
+
+def table_passages(begin: int, end: int) -> list[Passage]:
+    """Passages "p7" with the text "v7" and metadata to filter by."""
+    return [Passage(id=f"p{i}", text=f"v{i}", metadata={"n": i, "mod": i % 7, "even": i % 2 == 0})
+            for i in range(begin, end)]
+
+
+def random_table(num_rows: int, dim: int, seed: int, num_clusters: int = 0) -> np.ndarray:
+    """Gaussian rows, or rows close around some centres: harder for a graph."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((num_rows, dim))
+    if num_clusters:
+        centres = 3 * rng.standard_normal((num_clusters, dim))
+        rows += centres[rng.integers(num_clusters, size=num_rows)]
+    return rows.astype(np.float32)
+
+
+def true_ids(table: np.ndarray, query: np.ndarray, k: int, rows: np.ndarray) -> list[str]:
+    """The ids of the best `k` of `rows` by cosine in double, ties by row."""
+    unit = table / np.linalg.norm(table.astype(np.float64), axis=1, keepdims=True)
+    scores = unit[rows] @ (query / np.linalg.norm(query.astype(np.float64)))
+    return [f"p{rows[i]}" for i in np.argsort(-scores, kind="stable")[:k]]
+
+
+def ids_of(found: list[list[Passage]]) -> list[list[str]]:
+    return [[p.id for p in passages] for passages in found]

@@ -1,0 +1,407 @@
+"""Each CPU kernel of each level against float64 numpy, and the bit-identity of its rows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from math import erfc, sqrt
+
+import numpy as np
+import pytest
+from kernel_helpers import (
+    ISAS,
+    QUANTIZED,
+    TYPES,
+    block_size,
+    quantized_values,
+    random_tensor,
+    require_isa,
+    spec_values,
+)
+
+from flarecore import _C
+from flarecore.errors import UnsupportedError
+
+testing = _C.testing
+ROWS = [1, 2, 3, 4, 5, 8, 16, 17, 33]
+CHANNELS = [1, 7, 8, 15, 16, 17, 33]
+AWKWARD = [1, 7, 8, 15, 16, 17, 33, 576, 1001]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    require_isa(request.param)
+    return request.param
+
+
+def columns(type_name: str) -> list[int]:
+    return [256, 1536] if type_name.endswith("_K") else [32, 64, 576, 1536]
+
+
+def activations(rows: int, cols: int) -> np.ndarray:
+    """Rows of different sizes, a zero group, an outlier and a constant offset."""
+    rng = np.random.default_rng([rows, cols])
+    x = rng.standard_normal((rows, cols)) * 10.0 ** rng.integers(-3, 3, (rows, 1)) + 0.1
+    x[0, :32] = 0
+    x[-1, -1] = 50
+    return x.astype(np.float32)
+
+
+def all_tiles(packed) -> list[int]:
+    return [packed.num_tiles]
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_matmul_against_float64(isa, type_name):
+    for cols in columns(type_name):
+        for channels in CHANNELS:
+            data = random_tensor(type_name, channels, cols)
+            w = spec_values(type_name, data).astype(np.float64)
+            packed = testing.PackedMatrix(type_name, data, channels, cols, isa)
+            for rows in ROWS if channels in (8, 33) and cols <= 576 else (1, 3):
+                x = activations(rows, cols)
+                exact = quantized_values(x) if type_name in QUANTIZED else x.astype(np.float64)
+                got = packed.matmul(x, all_tiles(packed))
+                # The sum of sizes bounds what float32 rounding can do; zero points add theirs.
+                size = np.abs(exact) @ (np.abs(w) + np.abs(w).max(axis=1, keepdims=True)).T
+                assert np.all(np.abs(got - exact @ w.T) <= 2e-6 * size + 1e-30)
+                assert np.abs(got).max() > 1e-4
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_rows_are_bit_identical_in_any_batch_and_split(isa, type_name):
+    cols = 1536
+    data = random_tensor(type_name, 131, cols)
+    packed = testing.PackedMatrix(type_name, data, 131, cols, isa)
+    x = activations(33, cols)
+    alone = np.concatenate([packed.matmul(x[i : i + 1], all_tiles(packed)) for i in range(33)])
+    assert np.isfinite(alone).all()
+    for rows in ROWS:
+        assert np.array_equal(packed.matmul(x[:rows], all_tiles(packed)), alone[:rows])
+        assert np.array_equal(packed.matmul(x[33 - rows :], all_tiles(packed)), alone[33 - rows :])
+    n = packed.num_tiles
+    for splits in ([1, n], [2, 3, 7, n], list(range(1, n + 1)), [n - 1, n]):
+        assert np.array_equal(packed.matmul(x[:5], splits), alone[:5])
+
+
+def test_rows_are_bit_identical_where_they_outgrow_the_cache(isa):
+    """So many inputs that the rows are worked on in several blocks, and the groups in panels."""
+    cols = 8192 + 256
+    for type_name in ("Q4_1", "Q6_K", "F16"):
+        packed = testing.PackedMatrix(type_name, random_tensor(type_name, 37, cols), 37, cols, isa)
+        x = activations(29, cols)
+        alone = np.concatenate([packed.matmul(x[i : i + 1], all_tiles(packed)) for i in range(29)])
+        assert np.array_equal(packed.matmul(x, all_tiles(packed)), alone)
+
+
+def test_matmul_writes_its_tiles_only(isa):
+    packed = testing.PackedMatrix("Q8_0", random_tensor("Q8_0", 50, 64), 50, 64, isa)
+    y = packed.matmul(activations(3, 64), [1])
+    assert np.isfinite(y[:, : packed.tile]).all()
+    assert np.isnan(y[:, packed.tile :]).all()
+
+
+def code_slice(type_name: str) -> slice:
+    """Bytes of a block that hold codes."""
+    starts = {"Q4_0": 2, "Q5_0": 2, "Q8_0": 2, "Q4_1": 4, "Q5_1": 4, "Q4_K": 16, "Q5_K": 16}
+    return slice(0, 192) if type_name == "Q6_K" else slice(starts[type_name], None)
+
+
+@pytest.mark.parametrize("type_name", QUANTIZED)
+def test_extreme_codes_do_not_saturate(isa, type_name):
+    """All codes at one end, activations at +-127: sums of products are as large as they get."""
+    for byte in (0x00, 0xFF, 0x7F, 0x80):
+        data = random_tensor(type_name, 16, 256)
+        blocks = data.reshape(16, 256 // block_size(type_name)[0], -1)
+        blocks[..., code_slice(type_name)] = byte
+        w = spec_values(type_name, data).astype(np.float64)
+        packed = testing.PackedMatrix(type_name, data, 16, 256, isa)
+        for sign in (1, -1):
+            x = np.full((5, 256), sign * 127, np.float32)
+            x[1:, ::3] *= -1
+            size = np.abs(x.astype(np.float64)) @ (2 * np.abs(w)).T + 1e-3
+            assert np.all(np.abs(packed.matmul(x, all_tiles(packed)) - x @ w.T) <= 2e-6 * size)
+
+
+def test_quantize_row(isa):
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal(32 * 40) * np.repeat(10.0 ** rng.integers(-30, 30, 40), 32)).astype(
+        np.float32
+    )
+    x[:32] = 0
+    x[32:64] = 0
+    x[40] = 1e-36  # too small to matter
+    x[64:96] = np.arange(32) - 31.0  # peak is negative
+    x[96:128] = np.float32(127) * np.sign(x[96:128])
+    q, scale, sums = testing.quantize_row(isa, x)
+    groups = x.reshape(-1, 32)
+    peak = np.abs(groups).max(axis=1)
+    live = peak >= 1e-35
+    inverse = np.where(live, np.float32(127) / np.where(live, peak, 1), 0).astype(np.float32)
+    want = np.rint(groups * inverse[:, None]).astype(np.int8)
+    assert np.array_equal(q.reshape(-1, 32), want)
+    assert np.abs(want).max() == 127 and want.min() == -127
+    assert np.array_equal(scale, np.where(live, peak / np.float32(127), 0).astype(np.float32))
+    int_sums = np.stack([want.sum(axis=1), want[:, :16].sum(axis=1)], axis=1).astype(np.float32)
+    assert np.array_equal(sums, scale[:, None] * int_sums)
+
+
+@pytest.mark.parametrize("n", AWKWARD)
+def test_norms(isa, n):
+    rng = np.random.default_rng(n)
+    x = (rng.standard_normal(n) * 3 + 2).astype(np.float32)
+    w, b = rng.standard_normal((2, n)).astype(np.float32)
+    wide = x.astype(np.float64)
+    want = wide / np.sqrt((wide**2).mean() + 1e-5) * w
+    assert np.allclose(testing.rmsnorm(isa, x, w, 1e-5), want, rtol=2e-6, atol=1e-7)
+    centred = wide - wide.mean()
+    want = centred / np.sqrt((centred**2).mean() + 1e-5) * w + b
+    assert np.allclose(testing.layernorm(isa, x, w, b, 1e-5), want, rtol=1e-5, atol=4e-6)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return np.array([0.5 * v * erfc(-v / sqrt(2)) for v in x])
+
+
+def close(got: np.ndarray, want: np.ndarray, x: np.ndarray) -> bool:
+    """The contract of the activations: see kernels.h."""
+    limit = np.where(np.abs(x) < 5, np.abs(want), np.maximum(np.abs(want), 1e-6))
+    return bool(np.all(np.abs(got - want) <= 2e-6 * limit + 1e-38))
+
+
+@pytest.mark.parametrize("n", AWKWARD)
+def test_activations(isa, n):
+    rng = np.random.default_rng(n)
+    x = np.concatenate([rng.uniform(-12, 12, n), [0.0, -0.0, 1e-30, -1e-30, 60, -60, 1e4, -1e4]])
+    x = rng.permutation(x).astype(np.float32)
+    up = rng.standard_normal(x.size).astype(np.float32)
+    wide = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        silu = wide / (1 + np.exp(-wide))
+        tanh = wide / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+    ones = np.ones_like(x)
+    assert close(testing.silu_mul(isa, x, ones), silu, x)
+    assert close(testing.gelu_tanh_mul(isa, x, ones), tanh, x)
+    assert close(testing.gelu_erf(isa, x), gelu(wide), x)
+    assert np.allclose(testing.silu_mul(isa, x, up), silu * up, rtol=3e-6, atol=1e-6)
+    assert np.allclose(testing.gelu_tanh_mul(isa, x, up), tanh * up, rtol=3e-6, atol=1e-6)
+    assert np.array_equal(testing.add(isa, x, up), x + up)
+
+
+def test_elementwise_results_do_not_depend_on_position(isa):
+    x = np.random.default_rng(0).uniform(-9, 9, 67).astype(np.float32)
+    whole = testing.gelu_erf(isa, x)
+    ones = np.ones_like(x)
+    for i in (0, 5, 31, 64, 66):
+        assert testing.gelu_erf(isa, x[i : i + 1])[0] == whole[i]
+        assert testing.silu_mul(isa, x[i : i + 3], ones[i : i + 3])[0] == (
+            testing.silu_mul(isa, x, ones)[i]
+        )
+
+
+def test_to_float16_of_every_half_and_every_midpoint(isa):
+    halves = np.arange(0x7C00, dtype=np.uint16)
+    values = halves.view(np.float16).astype(np.float32)
+    assert np.array_equal(testing.to_float16(isa, values), halves)
+    middle = ((values[:-1].astype(np.float64) + values[1:]) / 2).astype(np.float32)
+    for x in (middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(1e9))):
+        for signed in (x, -x):
+            want = signed.astype(np.float16).view(np.uint16)
+            assert np.array_equal(testing.to_float16(isa, signed), want)
+    top = np.array([65504, 65519.9, 65520, 1e30, np.inf, -np.inf, -7e4], np.float32)
+    want = np.array([65504] * 5 + [-65504] * 2, np.float16).view(np.uint16)
+    assert np.array_equal(testing.to_float16(isa, top), want)
+    nan = testing.to_float16(isa, np.array([np.nan], np.float32)).view(np.float16)
+    assert np.isnan(nan[0])
+
+
+@pytest.mark.parametrize("n", [*AWKWARD, 49152])
+def test_logit_stats(isa, n):
+    rng = np.random.default_rng(n)
+    logits = (rng.standard_normal(n) * 8).astype(np.float32)
+    logits[rng.integers(0, n, n // 10)] = -np.inf
+    logits[rng.integers(0, n)] = 30
+    for inverse in (1.0, 0.25, 3.0):
+        top, argmax, total, scaled = testing.logit_stats(isa, logits, inverse)
+        wide = logits.astype(np.float64) - logits.max()
+        assert top == logits.max() and argmax == logits.argmax()
+        assert abs(total / np.exp(wide).sum() - 1) < 1e-6
+        assert abs(scaled / np.exp(wide * inverse).sum() - 1) < 2e-6
+
+
+def test_logit_stats_of_ties_and_infinities(isa):
+    for n in AWKWARD:
+        hidden = np.full(n, -np.inf, np.float32)
+        assert testing.logit_stats(isa, hidden, 0.5) == (-np.inf, 0, 0.0, 0.0)
+        for at in {0, n // 2, n - 1}:
+            one = hidden.copy()
+            one[at] = -3.25
+            assert testing.logit_stats(isa, one, 0.5) == (-3.25, at, 1.0, 1.0)
+            tied = np.zeros(n, np.float32)
+            tied[at:] = 2
+            assert testing.logit_stats(isa, tied)[1] == at
+
+
+def test_exp_error(isa):
+    """exp through attention: scores 0 and x, values 0 and 1, so that the output is exp(x)."""
+    x = np.concatenate([-np.geomspace(1e-8, 87, 4000), [-87.5, -100, -1e30, 0.0]]).astype(np.float32)
+    q = np.zeros((1, 1, 8), np.float32)
+    q[..., 0] = 1
+    k = np.zeros((1, 8, 32), np.float32)
+    v = np.zeros((1, 32, 8), np.float32)
+    v[0, 1:] = np.eye(31, 8)
+    got = []
+    for run in np.split(x, range(7, x.size, 7)):
+        k[0, 0, 1 : 1 + run.size] = run
+        end = [1 + run.size]
+        out = testing.attention(isa, q, k, v, [0], end, 0, 1, 1.0)[0]
+        got.extend(out[0, 0, : run.size])
+    want = np.exp(x.astype(np.float64))
+    live = x >= -87
+    assert np.abs(np.array(got)[live] / want[live] - 1).max() < 2e-7
+    assert not np.array(got)[~live].any()
+    assert got[-1] == 1.0
+
+
+class AttentionCase:
+    """Random queries and blocks; slots at and after ``written`` hold NaN or huge values."""
+
+    def __init__(self, rows, heads, dim, blocks, dtype, seed=0):
+        rng = np.random.default_rng([rows, heads, dim, blocks, seed])
+        self.written = blocks * 32 - 5
+        self.q = rng.standard_normal((rows, heads, dim)).astype(np.float32)
+        self.k = rng.standard_normal((blocks, dim, 32)).astype(dtype)
+        self.v = rng.standard_normal((blocks, 32, dim)).astype(dtype)
+        self.k[-1, :, 27:] = np.nan
+        self.v[-1, 27:] = np.nan
+        self.k[-1, ::2, 30] = 6e4
+        self.v[-1, 31, ::2] = np.inf
+        self.scale = dim**-0.5
+
+    def run(self, isa, first, end, rows=slice(None), blocks=None):
+        begin, stop = blocks or (0, len(self.k))
+        if self.k.dtype == np.float16:
+            k, v = self.k.view(np.uint16), self.v.view(np.uint16)
+            fn = testing.attention_float16
+        else:
+            k, v, fn = self.k, self.v, testing.attention
+        return fn(isa, self.q[rows], k, v, first[rows], end[rows], begin, stop, self.scale)
+
+    def expected(self, first, end, row, head):
+        """Normalised output, maximum and sum in float64."""
+        k = self.k.astype(np.float64).transpose(0, 2, 1).reshape(-1, self.q.shape[2])
+        v = self.v.astype(np.float64).reshape(-1, self.q.shape[2])
+        seen = slice(first[row], end[row])
+        scores = k[seen] @ self.q[row, head].astype(np.float64) * self.scale
+        p = np.exp(scores - scores.max())
+        return p @ v[seen] / p.sum(), scores.max(), p.sum()
+
+
+SHAPES = [(1, 1, 8, 1), (1, 3, 64, 5), (2, 4, 40, 2), (3, 7, 24, 3), (8, 3, 64, 4), (8, 16, 128, 2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_attention_against_float64(isa, shape, dtype):
+    case = AttentionCase(*shape, dtype)
+    rows, heads = shape[:2]
+    causal = np.arange(rows, dtype=np.int32) - rows + case.written + 1
+    windows = np.maximum(causal - 37, 0).astype(np.int32)
+    for first in (np.zeros(rows, np.int32), windows):
+        out, top, total = case.run(isa, first, causal)
+        assert np.isfinite(out).all()
+        for row in range(rows):
+            for head in range(heads):
+                want, want_top, want_total = case.expected(first, causal, row, head)
+                assert np.allclose(out[row, head] / total[row, head], want, rtol=1e-5, atol=2e-6)
+                assert abs(top[row, head] - want_top) < 1e-5 * max(1, abs(want_top))
+                assert abs(total[row, head] / want_total - 1) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_attention_rows_are_bit_identical_alone(isa, dtype):
+    case = AttentionCase(8, 5, 72, 4, dtype)
+    end = (np.arange(8) * 13 + 26).astype(np.int32)
+    first = np.array([0, 0, 3, 31, 32, 60, 90, 100], np.int32)
+    together = case.run(isa, first, end)
+    for row in range(8):
+        alone = case.run(isa, first, end, rows=slice(row, row + 1))
+        for a, b in zip(alone, together, strict=True):
+            assert np.array_equal(a[0], b[row])
+    # Blocks without a visible token change nothing.
+    narrow = case.run(isa, first, end, rows=slice(7, 8), blocks=(3, 4))
+    for a, b in zip(narrow, together, strict=True):
+        assert np.array_equal(a[0], b[7])
+
+
+def test_attention_of_rows_that_see_nothing(isa):
+    case = AttentionCase(3, 2, 16, 2, np.float16)
+    first, end = np.array([0, 10, 40], np.int32), np.array([0, 10, 59], np.int32)
+    out, top, total = case.run(isa, first, end)
+    assert not out[:2].any() and not total[:2].any()
+    assert np.all(top[:2] == -np.inf)
+    assert total[2].min() >= 1 and np.isfinite(out[2]).all()
+
+
+def test_attention_where_every_score_is_minus_infinity(isa):
+    case = AttentionCase(1, 1, 8, 2, np.float32)
+    case.q[:] = 1
+    case.k[0] = -np.inf
+    out, top, total = case.run(isa, np.array([0], np.int32), np.array([32], np.int32))
+    assert top[0, 0] == -np.inf and total[0, 0] == 0 and not out.any()
+    out, top, total = case.run(isa, np.array([0], np.int32), np.array([50], np.int32))
+    want, want_top, want_total = case.expected([32], [50], 0, 0)
+    assert np.allclose(out[0, 0] / total[0, 0], want, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_splits_join_to_the_whole(isa):
+    case = AttentionCase(4, 3, 64, 6, np.float16)
+    first = np.zeros(4, np.int32)
+    end = np.arange(4, dtype=np.int32) + case.written - 3
+    parts = [case.run(isa, first, end, blocks=(b, b + 2)) for b in (0, 2, 4)]
+    top = np.max([p[1] for p in parts], axis=0)
+    weights = [np.exp(p[1] - top) for p in parts]
+    joined = sum(p[0] * w[..., None] for p, w in zip(parts, weights, strict=True))
+    total = sum(p[2] * w for p, w in zip(parts, weights, strict=True))
+    whole = case.run(isa, first, end)
+    assert np.allclose(joined / total[..., None], whole[0] / whole[2][..., None], atol=2e-6)
+    assert np.array_equal(top, whole[1])
+
+
+def run_with_isa(value: str | None) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k != "FLARECORE_CPU_ISA"}
+    if value is not None:
+        env["FLARECORE_CPU_ISA"] = value
+    code = (
+        "from flarecore import _C, errors\n"
+        "try:\n    print(_C.cpu_isa())\n"
+        "except errors.FlarecoreError as e:\n    print(type(e).__name__, e)\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+
+
+def test_isa_is_chosen_and_forced_by_the_environment():
+    available = _C.available_isas()
+    assert available[0] == "generic"
+    for unset in (None, ""):
+        assert run_with_isa(unset).stdout.strip() == available[-1]
+    for name in available:
+        assert run_with_isa(name).stdout.strip() == name
+
+
+def test_unknown_isa_is_refused_by_name():
+    out = run_with_isa("avx9").stdout
+    assert out.startswith("ConfigError") and "avx9" in out
+    assert all(name in out for name in ISAS)
+
+
+def test_unavailable_isa_is_refused():
+    with pytest.raises(UnsupportedError, match="avx512.*generic"):
+        testing.choose_isa("avx512", ["generic"])
+    missing = [name for name in ISAS if name not in _C.available_isas()]
+    for name in missing:  # empty on a machine that has every level
+        out = run_with_isa(name).stdout
+        assert out.startswith("UnsupportedError") and name in out
+        with pytest.raises(UnsupportedError, match=name):
+            testing.add(name, np.ones(3), np.ones(3))

@@ -1,0 +1,86 @@
+"""The thread pool: every task once, in every situation a host process may bring about."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from flarecore import _C
+from flarecore.errors import ConfigError
+
+ThreadPool = _C.testing.ThreadPool
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
+def test_every_task_runs_once(num_threads):
+    pool = ThreadPool(num_threads)
+    assert pool.num_threads == num_threads
+    for num_tasks in (0, 1, 2, 7, 1000):
+        assert pool.count_tasks(num_tasks) == [1] * num_tasks
+    assert pool.count_tasks(3, runs=2000) == [2000] * 3
+
+
+def test_workers_that_slept_take_part_again():
+    pool = ThreadPool(2)
+    for _ in range(3):
+        assert pool.count_tasks(64) == [1] * 64
+        threading.Event().wait(0.002)  # far longer than a worker spins
+
+
+def test_pools_side_by_side():
+    """More threads than cores, several pools at once: nothing is lost, nothing hangs."""
+    counts = []
+
+    def use_pool():
+        counts.append(ThreadPool(4).count_tasks(50, runs=200))
+
+    threads = [threading.Thread(target=use_pool) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert counts == [[200] * 50] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_forked_child_runs_serially_and_parent_goes_on():
+    code = """
+import os, sys
+from flarecore import _C
+pool = _C.testing.ThreadPool(4)
+assert pool.count_tasks(100, runs=50) == [50] * 100
+pid = os.fork()
+if pid == 0:
+    ok = pool.count_tasks(100, runs=50) == [50] * 100
+    ok = ok and _C.testing.ThreadPool(2).count_tasks(10) == [1] * 10
+    del pool
+    os._exit(0 if ok else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert pool.count_tasks(100, runs=50) == [50] * 100
+print("done")
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert out.stdout.strip() == "done", out.stderr
+
+
+def test_thread_count_is_checked():
+    for bad in (0, -1, 5000):
+        with pytest.raises(ConfigError, match=str(bad)):
+            ThreadPool(bad)
+
+
+def test_usable_threads_respect_affinity():
+    assert _C.usable_num_threads() >= 1
+    if hasattr(os, "sched_getaffinity"):
+        assert _C.usable_num_threads() <= len(os.sched_getaffinity(0))
+        one = min(os.sched_getaffinity(0))
+        code = (
+            f"import os; os.sched_setaffinity(0, {{{one}}}); from flarecore import _C; "
+            "print(_C.usable_num_threads())"
+        )
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert out.stdout.strip() == "1"
