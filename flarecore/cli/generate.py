@@ -14,8 +14,8 @@ from flarecore.cli.options import (
     flare_config,
     parse_filter,
 )
-from flarecore.cli.wording import printable
 from flarecore.errors import ConfigError
+from flarecore.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

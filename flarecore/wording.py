@@ -1,4 +1,4 @@
-"""Text work of the display, without a terminal: safe text, used words, excerpts."""
+"""Text work for what people look at: safe text for terminals, used words, excerpts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ _WORD = re.compile(
     r"\d[\d.,:]*\d|\d|[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
     r"|(?:(?![\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff])[^\W\d_])+(?:['’-][^\W\d_]+)*")
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
-_STOP_WORDS = frozenset(["a", "about", "after", "all", "also", "an", "and", "are", "as", "at", "be", "been", "before", "but", "by", "can", "could", "did", "do", "does", "for", "from", "had", "has", "have", "he", "her", "him", "his", "how", "i", "if", "in", "into", "is", "it", "its", "itself", "may", "more", "most", "must", "no", "not", "of", "on", "one", "only", "or", "other", "our", "out", "over", "own", "she", "should", "so", "some", "such", "than", "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "under", "up", "was", "we", "were", "what", "when", "where", "which", "while", "who", "why", "will", "with", "would", "you", "your"])
+_STOP_WORDS = frozenset([
+    "a", "about", "after", "all", "also", "an", "and", "are", "as", "at", "be", "been", "before",
+    "but", "by", "can", "could", "did", "do", "does", "for", "from", "had", "has", "have", "he",
+    "her", "him", "his", "how", "i", "if", "in", "into", "is", "it", "its", "itself", "may",
+    "more", "most", "must", "no", "not", "of", "on", "one", "only", "or", "other", "our", "out",
+    "over", "own", "she", "should", "so", "some", "such", "than", "that", "the", "their", "them",
+    "then", "there", "these", "they", "this", "those", "to", "under", "up", "was", "we", "were",
+    "what", "when", "where", "which", "while", "who", "why", "will", "with", "would", "you",
+    "your",
+])
 
 
 def printable(text: str) -> str:
