@@ -94,8 +94,6 @@ class FreshEngines:
 def options_of(retriever, **options):
     return NaiveOptions(
         search=retriever.find,
-        make_boundary=SentenceBoundary,
-        mask_to_query=mask_to_query,
         **{**COMMON, **options},
     )
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flarecore.cli.demo_data import QUESTIONS, DemoQuestion, load_index, own_question
+from flarecore.cli.demo_data import (
+    QUESTIONS,
+    DemoQuestion,
+    demo_template,
+    load_index,
+    own_question,
+)
 from flarecore.cli.numbers import print_numbers, total
 from flarecore.cli.options import add_engine_options, add_flare_options, flare_config
 
@@ -61,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
             SentenceEncoder.load("minilm-l6-v2", threads=args.threads),
             use_cache=not args.no_cache, progress=progress)
     with open_engine(args, notes) as engine:
+        if engine.tokenizer.chat_template is not None:
+            config = dataclasses.replace(config, template=demo_template())
         flare = Flare(engine, index, config)
         if args.json:
             _print_events(flare, questions)
