@@ -16,7 +16,6 @@ __all__ = ["Children", "Markup", "join", "language", "raw", "tag", "visible"]
 # What would move, hide or reorder text, and what UTF-8 cannot hold.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-_CONTROL_PICTURES = 0x2400
 _VOID = frozenset({"meta", "link", "br", "hr"})
 _KANA = re.compile("[\u3040-\u30ff]")
 _HANGUL = re.compile("[\uac00-\ud7af]")
@@ -33,19 +32,12 @@ Children: TypeAlias = "str | Iterable[Children] | None"
 
 
 def visible(text: str) -> str:
-    """`text` with every character that would play tricks replaced by a sign that shows it.
+    """`text` with every character that would play tricks replaced by its name, as ``[U+202E]``.
 
-    Control characters become control pictures (NUL is ``␀``), bidirectional overrides and
-    surrogates their names (``[U+202E]``). White space stays; line ends become line feeds.
+    Control characters, bidirectional overrides and isolates, surrogates. White space stays; line
+    ends become line feeds.
     """
-    return _UNSAFE.sub(_sign, text.replace("\r\n", "\n"))
-
-
-def _sign(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    if code < 0x20:
-        return chr(_CONTROL_PICTURES + code)
-    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"[U+{code:04X}]"
+    return _UNSAFE.sub(lambda match: f"[U+{ord(match.group()):04X}]", text.replace("\r\n", "\n"))
 
 
 def raw(text: str) -> Markup:

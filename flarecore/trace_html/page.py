@@ -48,24 +48,33 @@ def trace_page(traces: Sequence[Trace]) -> str:
     """
     if not traces:
         raise ConfigError("a page needs at least one trace, got none")
-    anchors = [f"a{number}" for number in range(1, len(traces) + 1)]
-    if len(traces) == 1:
-        title = heading_of(traces[0])
-        main = tag("article", _kicker("FLARE trace"),
-                   tag("h1", title, dir="auto", lang=language(title)),
-                   answer_body(traces[0], anchors[0]), cls="answer", id=anchors[0])
-    else:
-        title = f"{len(traces)} answers"
-        main = join(
-            tag("div", _kicker("FLARE traces"), tag("h1", title), _index(traces, anchors),
-                cls="contents"),
-            [_folded(trace, anchor, at, len(traces))
-             for at, (trace, anchor) in enumerate(zip(traces, anchors, strict=True), start=1)])
+    try:
+        title, main = _content(traces)
+        head = _head(title)
+    except RecursionError:
+        # Only a filter or an option can be nested at all.
+        raise ConfigError("a filter or an option is nested too deeply to be shown") from None
     return "<!DOCTYPE html>\n" + tag(
-        "html", _head(title), tag(
+        "html", head, tag(
             "body", _patterns(), tag("main", main),
             tag("footer", "Written by flarecore ", __version__, "."),
-            tag("script", raw(_asset("page.js")))), lang="en") + "\n"
+            tag("script", raw(asset("page.js")))), lang="en") + "\n"
+
+
+def _content(traces: Sequence[Trace]) -> tuple[str, Markup]:
+    """Title and main part: the answer, or an index and all answers."""
+    if len(traces) == 1:
+        title = heading_of(traces[0])
+        return title, tag(
+            "article", _kicker("FLARE trace"), tag("h1", title, dir="auto", lang=language(title)),
+            answer_body(traces[0], "a1"), cls="answer", id="a1")
+    title = f"{len(traces)} answers"
+    anchors = [f"a{number}" for number in range(1, len(traces) + 1)]
+    return title, join(
+        tag("div", _kicker("FLARE traces"), tag("h1", title), _index(traces, anchors),
+            cls="contents"),
+        [_folded(trace, anchor, at, len(traces))
+         for at, (trace, anchor) in enumerate(zip(traces, anchors, strict=True), start=1)])
 
 
 def _kicker(text: str) -> Markup:
@@ -73,12 +82,12 @@ def _kicker(text: str) -> Markup:
 
 
 @functools.cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (_DATA / name).read_text(encoding="utf-8")
 
 
 def _head(title: str) -> Markup:
-    style, script = _asset("page.css"), _asset("page.js")
+    style, script = asset("page.css"), asset("page.js")
     policy = (f"default-src 'none'; style-src '{_checksum(style)}'; "
               f"script-src '{_checksum(script)}'; img-src data:; base-uri 'none'; "
               "form-action 'none'")

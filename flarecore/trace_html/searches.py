@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from flarecore.trace import PassageTrace, RetrievalTrace
 from flarecore.trace_html.bars import count, seconds
 from flarecore.trace_html.markup import Markup, join, language, tag
-from flarecore.wording import content_words, excerpt, used_spans
+from flarecore.wording import content_words, excerpt, filter_words, used_spans
 
 __all__ = ["Words", "marked", "search_step", "step"]
 
@@ -98,7 +97,7 @@ def _query(query: str, scope: str | None) -> Markup:
 def _conditions(filter: Mapping[str, Any] | None) -> Markup | None:
     if not filter:
         return None
-    return join("; only where ", tag("code", json.dumps(filter, ensure_ascii=False)))
+    return join("; only where ", tag("b", filter_words(filter)))
 
 
 def _passage(passage: PassageTrace, words: Words | None) -> Markup:

@@ -162,9 +162,10 @@ def _rewrite_step(
     """The difference; with the tokens one by one where another search asked with them."""
     changed = difference(before, after)
     compared = "the draft" if is_first else "the sentence before"
-    note = (f"Against {compared}: {count(changed.num_kept, 'token')} kept, "
-            f"{count(changed.num_removed)} removed, {count(changed.num_new)} new; "
-            f"ended: {reason(after.stop_reason)}.")
+    numbers = (f"{count(changed.num_kept, 'token')} kept, {count(changed.num_removed)} removed, "
+               f"{count(changed.num_new)} new") if changed.num_removed or changed.num_new \
+        else f"the same {count(changed.num_kept, 'token')}"
+    note = f"Against {compared}: {numbers}; ended: {reason(after.stop_reason)}."
     return step("rewrite", "Rewrite", _pass_cost(after), changed.markup,
                 None if next_kept is None else pass_tokens(after, next_kept),
                 tag("p", note, cls="note"), _proposal(after))
