@@ -77,8 +77,9 @@ class DecodeOptions(TypedDict, total=False):
 
 
 _DECODE_DEFAULTS: dict[str, Any] = {
-    "sampling": SamplingParams(), "until": "sentence", "stop": (), "beta": None, "stop_below": None,
-    "stop_at_punctuation": False, "pass_index": 1, "proposal": (), "lookup": (), "ignore_eos": False, "deadline_ms": None}
+    "sampling": SamplingParams(), "until": "sentence", "stop": (), "beta": None,
+    "stop_below": None, "stop_at_punctuation": False, "pass_index": 1, "proposal": (),
+    "lookup": (), "ignore_eos": False, "deadline_ms": None}
 
 
 class Checkpoint:

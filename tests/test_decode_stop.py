@@ -1,4 +1,4 @@
-"""`stop_below`: a decode that ends at its first low token, against the whole sentence cut by hand."""
+"""`stop_below`: a decode that ends at its first low token, against a whole sentence, cut by hand."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def low_end(tokenizer, decoded, below, *, at_punctuation=False):
 def compare(engine, ids, below, **options):
     """Whether the decode was cut; it equals the whole sentence or its start up to the low token."""
     at_punctuation = options.pop("at_punctuation", False)
-    whole = engine.sequence(ids).decode(40, **options)
+    whole = engine.sequence(ids).decode(24, **options)
     sequence = engine.sequence(ids)
     cut = sequence.decode(
-        40, stop_below=below, stop_at_punctuation=at_punctuation, **options)
+        24, stop_below=below, stop_at_punctuation=at_punctuation, **options)
     end = low_end(engine.tokenizer, whole, below, at_punctuation=at_punctuation)
     if cut.stop_reason == "low_confidence":
         assert end > 0 and cut.token_ids == whole.token_ids[:end]
@@ -74,7 +74,7 @@ def compare(engine, ids, below, **options):
 def test_real_text_is_cut_at_its_first_low_token(sampling):
     engine = smollm2_engine("int8")
     cuts = [compare(engine, engine.tokenizer.encode(prompt), below, sampling=sampling)
-            for prompt in PROMPTS for below in (0.01, 0.3, 0.95)]
+            for prompt in PROMPTS for below in (1e-3, 0.5)]
     assert any(cuts) and not all(cuts)
 
 
@@ -117,11 +117,11 @@ def test_what_follows_is_decoded_as_if_nothing_had_stopped(engine):
 
 def test_speculation_changes_nothing():
     engine = smollm2_engine("int8")
-    for prompt in PROMPTS:
+    for prompt in PROMPTS[:3]:
         ids = engine.tokenizer.encode(prompt)
-        proposal = engine.sequence(ids).decode(30, until="eos").token_ids
+        proposal = engine.sequence(ids).decode(20, until="eos").token_ids
         plain, guessed = (engine.sequence(ids).decode(
-            30, until="eos", stop_below=0.4, proposal=given) for given in ((), proposal))
+            20, until="eos", stop_below=0.4, proposal=given) for given in ((), proposal))
         assert plain.token_ids == guessed.token_ids and plain.stop_reason == guessed.stop_reason
         assert plain.probs.tobytes() == guessed.probs.tobytes()
 
