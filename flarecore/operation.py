@@ -93,9 +93,12 @@ class Operation(Generic[T]):
     A failed or cancelled operation leaves its sequence as it was before it.
     """
 
-    def __init__(self, native: _C.Operation, convert: Callable[[dict[str, Any]], T]) -> None:
+    def __init__(
+        self, native: _C.Operation, convert: Callable[[dict[str, Any]], T], owner: object
+    ) -> None:
         self._native = native
         self._convert = convert
+        self._owner = owner  # the sequence: dropped before the end, it would cancel the operation
 
     def done(self) -> bool:
         """True once it has succeeded, failed or been cancelled."""

@@ -117,7 +117,7 @@ class Sequence:
     def extend_async(self, token_ids: TokenIds, *,
                      deadline_ms: float | None = None) -> Operation[OperationStats]:
         """Starts :meth:`extend`."""
-        return Operation(self._native.extend(list(token_ids), deadline_ms), to_stats)
+        return Operation(self._native.extend(list(token_ids), deadline_ms), to_stats, self)
 
     def extend(self, token_ids: TokenIds, *, deadline_ms: float | None = None) -> OperationStats:
         """Appends tokens and prefills them. Cached prefixes are attached instead of computed.
@@ -194,7 +194,7 @@ class Sequence:
                 chosen["ignore_eos"], list(stop), chosen["beta"] or 0.0,
                 chosen["stop_below"] or 0.0, chosen["stop_at_punctuation"], chosen["pass_index"],
                 list(chosen["proposal"]), list(chosen["lookup"]), chosen["deadline_ms"]),
-            to_decoded)
+            to_decoded, self)
 
     def regenerate(self, evidence_ids: TokenIds, *, max_tokens: int,
                    **options: Unpack[DecodeOptions]) -> Decoded:
@@ -214,7 +214,7 @@ class Sequence:
     def score_async(self, token_ids: TokenIds, *, beta: float | None = None,
                     deadline_ms: float | None = None) -> Operation[Scored]:
         """Starts :meth:`score`."""
-        return Operation(self._native.score(list(token_ids), beta or 0.0, deadline_ms), to_scored)
+        return Operation(self._native.score(list(token_ids), beta or 0.0, deadline_ms), to_scored, self)
 
     def score(self, token_ids: TokenIds, *, beta: float | None = None,
               deadline_ms: float | None = None) -> Scored:
