@@ -1,6 +1,7 @@
 """Types of the native core. tests/test_stub.py holds them against the module."""
 
-from collections.abc import Callable, Iterator, Sequence as SequenceOf
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from os import PathLike
 from types import ModuleType
 from typing import Any

@@ -214,7 +214,8 @@ class Sequence:
     def score_async(self, token_ids: TokenIds, *, beta: float | None = None,
                     deadline_ms: float | None = None) -> Operation[Scored]:
         """Starts :meth:`score`."""
-        return Operation(self._native.score(list(token_ids), beta or 0.0, deadline_ms), to_scored, self)
+        native = self._native.score(list(token_ids), beta or 0.0, deadline_ms)
+        return Operation(native, to_scored, self)
 
     def score(self, token_ids: TokenIds, *, beta: float | None = None,
               deadline_ms: float | None = None) -> Scored:

@@ -81,8 +81,8 @@ def test_tokens_show_confidence_by_more_than_colour(browser, pages, scheme):
             const s = getComputedStyle(e);
             return [e.innerText, s.backgroundColor, s.borderBottomWidth, s.fontWeight,
                     s.textDecorationLine]; })""")
-    low = [t for t in tokens if t[0] == "1913"][0]
-    sure = [t for t in tokens if t[0] == "born"][0]
+    low = next(t for t in tokens if t[0] == "1913")
+    sure = next(t for t in tokens if t[0] == "born")
     assert sure[1:] == ["rgba(0, 0, 0, 0)", "0px", "400", "none"]
     assert low[1] != sure[1] and float(low[2].removesuffix("px")) >= 3
     assert low[3:] == ["700", "line-through"]

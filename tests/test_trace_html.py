@@ -84,7 +84,7 @@ def test_draft_tokens_tell_confidence_threshold_and_mask(trace, page):
     tokens = card.one("p", "tokens").all(cls="t")
     assert [t.text for t in tokens] == [text.strip() for text in draft.tokens]
     assert card.one("p", "tokens").text == draft.text.strip()
-    low = [t for t in tokens if t.text == "1913"][0]
+    low = next(t for t in tokens if t.text == "1913")
     assert low.name == "s" and low.classes == {"t", "c1", "lo"}
     assert low.attributes["title"] == "0.1 · below θ · not in the query"
     others = [t for t in tokens if t is not low]
