@@ -117,8 +117,8 @@ class Sequence:
     def decode(
         self, token_ids: SequenceOf[int], max_tokens: int, sampling: dict[str, Any],
         until_sentence: bool, ignore_eos: bool, stop: SequenceOf[str], beta: float,
-        pass_index: int, proposal: SequenceOf[int], lookup: SequenceOf[int],
-        deadline_ms: float | None,
+        stop_below: float, stop_at_punctuation: bool, pass_index: int,
+        proposal: SequenceOf[int], lookup: SequenceOf[int], deadline_ms: float | None,
     ) -> Operation: ...
     def extend(
         self, token_ids: SequenceOf[int], deadline_ms: float | None = None

@@ -56,7 +56,8 @@ class Decoded:
     text_bytes : bytes
         Exact bytes of the tokens, a stop string cut off. May end inside a UTF-8 character.
     stop_reason : str
-        ``"sentence"``, ``"eos"``, ``"stop_string"``, ``"max_tokens"`` or ``"context_length"``.
+        ``"sentence"``, ``"eos"``, ``"stop_string"``, ``"max_tokens"``, ``"context_length"`` or
+        ``"low_confidence"``.
     stats : OperationStats
     """
 

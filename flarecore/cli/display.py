@@ -72,7 +72,8 @@ def print_legend(console: Console, *, theta: float, beta: float, remark: str) ->
         legend.append("[in brackets]: ")
     legend.append(f"below β = {beta:g}, left out of the query; a sentence with a token below "
                   f"θ = {theta:g} is looked up")
-    console.print(Text(printable(remark), "dim"))
+    if remark:
+        console.print(Text(printable(remark), "dim"))
     console.print(legend)
     console.print()
 

@@ -71,6 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code. Nothing is raised but ``SystemExit`` (0 or 2) from ``--help``, ``--version``
         and wrong arguments.
     """
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        print("\nflarecore: stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _drop_stdout()
+        return EXIT_BROKEN_PIPE
+
+
+def _run(argv: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show θ or Chinese gets "?" instead of a failure.
         if isinstance(stream, io.TextIOWrapper):
@@ -81,12 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        print("\nflarecore: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _drop_stdout()
-        return EXIT_BROKEN_PIPE
+        raise
     except Exception as error:
         if debug:
             raise
