@@ -242,6 +242,17 @@ def test_a_trace_that_contradicts_itself_is_refused(trace, part, field, message)
         trace_page([])
 
 
+def test_a_sentence_that_evidence_did_not_change_says_so(trace):
+    second = trace.sentences[1]
+    same = dataclasses.replace(second, regenerations=(
+        dataclasses.replace(second.draft, pass_index=1, num_proposed=8, num_accepted=8),))
+    page = parse(dataclasses.replace(trace, sentences=(same,)).to_html())
+    assert page.one("span", "badge").text == "= written again with evidence, unchanged"
+    card = page.one("li", "sentence")
+    assert not card.all("del") and not card.all("ins")
+    assert "Against the draft: the same 8 tokens" in card.text
+
+
 def test_odd_numbers_and_unknown_names_do_no_harm(trace):
     data = trace.to_dict()
     data["config"] = {"theta": "high", "beta": 7, "trigger": None, "nested": {"a": [1, None]}}
