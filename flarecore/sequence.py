@@ -42,6 +42,13 @@ class DecodeOptions(TypedDict, total=False):
         Text that ends the decode and is cut off. It may begin in one token and end in another.
     beta : float
         Mask threshold: ``Decoded.mask`` marks tokens with a confidence below it.
+    stop_below : float
+        The first token with a confidence below it ends the decode, as ``"low_confidence"``; it is
+        the last token of the result, or, inside a character, the token that ends the character.
+        None and 0 stop at no token, a number above 1 at any. Only a token of this sentence counts:
+        where it stands behind a possible end of the sentence, decoding goes on until that is clear.
+    stop_at_punctuation : bool
+        `stop_below` goes for special tokens and for those of only punctuation or white space, too.
     pass_index : int
         Which random numbers are drawn: 0 for a draft, 1 (default) for a regeneration.
     proposal : sequence of int
@@ -60,6 +67,8 @@ class DecodeOptions(TypedDict, total=False):
     until: str
     stop: SequenceOf[str]
     beta: float | None
+    stop_below: float | None
+    stop_at_punctuation: bool
     pass_index: int
     proposal: TokenIds
     lookup: TokenIds
@@ -68,8 +77,9 @@ class DecodeOptions(TypedDict, total=False):
 
 
 _DECODE_DEFAULTS: dict[str, Any] = {
-    "sampling": SamplingParams(), "until": "sentence", "stop": (), "beta": None, "pass_index": 1,
-    "proposal": (), "lookup": (), "ignore_eos": False, "deadline_ms": None}
+    "sampling": SamplingParams(), "until": "sentence", "stop": (), "beta": None,
+    "stop_below": None, "stop_at_punctuation": False, "pass_index": 1, "proposal": (),
+    "lookup": (), "ignore_eos": False, "deadline_ms": None}
 
 
 class Checkpoint:
@@ -107,7 +117,7 @@ class Sequence:
     def extend_async(self, token_ids: TokenIds, *,
                      deadline_ms: float | None = None) -> Operation[OperationStats]:
         """Starts :meth:`extend`."""
-        return Operation(self._native.extend(list(token_ids), deadline_ms), to_stats)
+        return Operation(self._native.extend(list(token_ids), deadline_ms), to_stats, self)
 
     def extend(self, token_ids: TokenIds, *, deadline_ms: float | None = None) -> OperationStats:
         """Appends tokens and prefills them. Cached prefixes are attached instead of computed.
@@ -181,9 +191,10 @@ class Sequence:
         return Operation(
             self._native.decode(
                 list(evidence_ids), max_tokens, raw_sampling, until == "sentence",
-                chosen["ignore_eos"], list(stop), chosen["beta"] or 0.0, chosen["pass_index"],
+                chosen["ignore_eos"], list(stop), chosen["beta"] or 0.0,
+                chosen["stop_below"] or 0.0, chosen["stop_at_punctuation"], chosen["pass_index"],
                 list(chosen["proposal"]), list(chosen["lookup"]), chosen["deadline_ms"]),
-            to_decoded)
+            to_decoded, self)
 
     def regenerate(self, evidence_ids: TokenIds, *, max_tokens: int,
                    **options: Unpack[DecodeOptions]) -> Decoded:
@@ -203,7 +214,8 @@ class Sequence:
     def score_async(self, token_ids: TokenIds, *, beta: float | None = None,
                     deadline_ms: float | None = None) -> Operation[Scored]:
         """Starts :meth:`score`."""
-        return Operation(self._native.score(list(token_ids), beta or 0.0, deadline_ms), to_scored)
+        native = self._native.score(list(token_ids), beta or 0.0, deadline_ms)
+        return Operation(native, to_scored, self)
 
     def score(self, token_ids: TokenIds, *, beta: float | None = None,
               deadline_ms: float | None = None) -> Scored:

@@ -12,6 +12,7 @@ from flarecore.codec import dumps, from_jsonable, loads_object, to_jsonable
 from flarecore.errors import ConfigError
 
 __all__ = [
+    "TRACE_KEY",
     "TRACE_VERSION",
     "FlareStats",
     "PassTrace",
@@ -22,7 +23,7 @@ __all__ = [
 ]
 
 TRACE_VERSION = 1
-_VERSION_KEY = "flarecore_trace"
+TRACE_KEY = "flarecore_trace"
 
 
 @dataclass(frozen=True)
@@ -271,13 +272,25 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
-        data = {_VERSION_KEY: TRACE_VERSION}
+        data = {TRACE_KEY: TRACE_VERSION}
         data.update(to_jsonable(self))
         return data
 
     def to_json(self, *, indent: int | None = None) -> str:
         """A JSON text; :meth:`from_json` gives an equal trace back."""
         return dumps(self.to_dict(), indent=indent)
+
+    def to_html(self) -> str:
+        """One self-contained page that shows the answer sentence by sentence.
+
+        Raises
+        ------
+        ConfigError
+            The trace contradicts itself.
+        """
+        from flarecore.trace_html import trace_page
+
+        return trace_page([self])
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trace:
@@ -289,10 +302,10 @@ class Trace:
             Another version, or a field that is missing, unknown or of the wrong type.
         """
         values = dict(data)
-        version = values.pop(_VERSION_KEY, None)
+        version = values.pop(TRACE_KEY, None)
         if version != TRACE_VERSION:
             raise ConfigError(
-                f"trace: {_VERSION_KEY!r} must be {TRACE_VERSION}, got {version!r}; "
+                f"trace: {TRACE_KEY!r} must be {TRACE_VERSION}, got {version!r}; "
                 "read it with the version of flarecore that wrote it")
         return from_jsonable(cls, values, "trace")
 
