@@ -20,6 +20,7 @@ from flarecore.trace_parts import (
 )
 
 __all__ = [
+    "TRACE_KEY",
     "TRACE_VERSION",
     "AskTrace",
     "FlareStats",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 TRACE_VERSION = 1
-_VERSION_KEY = "flarecore_trace"
+TRACE_KEY = "flarecore_trace"
 
 
 @dataclass(frozen=True)
@@ -152,13 +153,25 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
-        data = {_VERSION_KEY: TRACE_VERSION}
+        data = {TRACE_KEY: TRACE_VERSION}
         data.update(to_jsonable(self))
         return data
 
     def to_json(self, *, indent: int | None = None) -> str:
         """A JSON text; :meth:`from_json` gives an equal trace back."""
         return dumps(self.to_dict(), indent=indent)
+
+    def to_html(self) -> str:
+        """One self-contained page that shows the answer sentence by sentence.
+
+        Raises
+        ------
+        ConfigError
+            The trace contradicts itself.
+        """
+        from flarecore.trace_html import trace_page
+
+        return trace_page([self])
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trace:
@@ -170,10 +183,10 @@ class Trace:
             Another version, or a field that is missing, unknown or of the wrong type.
         """
         values = dict(data)
-        version = values.pop(_VERSION_KEY, None)
+        version = values.pop(TRACE_KEY, None)
         if version != TRACE_VERSION:
             raise ConfigError(
-                f"trace: {_VERSION_KEY!r} must be {TRACE_VERSION}, got {version!r}; "
+                f"trace: {TRACE_KEY!r} must be {TRACE_VERSION}, got {version!r}; "
                 "read it with the version of flarecore that wrote it")
         return from_jsonable(cls, values, "trace")
 

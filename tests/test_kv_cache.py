@@ -167,7 +167,7 @@ def test_random_walk(compute, seed):
 def test_random_walk_in_a_tiny_cache(seed):
     """Sixteen blocks: refusals and evictions all the time, and nothing else changes."""
     walk = Walk(seed, kv_cache_bytes=block_budget(16)).run(300)
-    assert walk.num_refused > 5, "the budget was never reached"
+    assert walk.num_refused > 3, "the budget was never reached"
     walk.finish()
 
 

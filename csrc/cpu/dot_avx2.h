@@ -164,7 +164,8 @@ inline void dot_tile(const uint8_t* tile, int64_t num_cols, const RowBlock<R>& x
   Vec acc[R];
   unrolled<R>([&](auto r) { acc[r] = set1(0.0f); });
   for_each_group<F>(tile, num_cols, [&](const uint8_t* codes, const uint8_t* scales,
-                                        const uint8_t* supers, int64_t g) {
+                                        const uint8_t* supers,
+                                        int64_t g) FLARECORE_INLINE {
     for (int at = 0; at < kCodeBytes; at += 64) __builtin_prefetch(codes + kPrefetchAhead + at);
     Vec dot[R], second[R];
     dot_group<F, R>(codes, x, g, dot, second);

@@ -101,7 +101,8 @@ inline void dot_tile(const uint8_t* tile, int64_t num_cols, const RowBlock<R>& x
   Vec acc[R];
   unrolled<R>([&](auto r) { acc[r] = set1(0.0f); });
   for_each_group<F>(tile, num_cols, [&](const uint8_t* codes, const uint8_t* scales,
-                                        const uint8_t* supers, int64_t g) {
+                                        const uint8_t* supers,
+                                        int64_t g) FLARECORE_INLINE {
     for (int i = 0; i < kCodeLines; ++i) __builtin_prefetch(codes + kPrefetchAhead + 64 * i);
     __m512i w[8];
     load_codes<F>(codes, w);

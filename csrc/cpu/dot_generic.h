@@ -63,7 +63,8 @@ template <WeightFormat F, int R>
 inline void dot_tile(const uint8_t* tile, int64_t num_cols, const RowBlock<R>& x, Vec* acc) {
   for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
   for_each_group<F>(tile, num_cols, [&](const uint8_t* codes, const uint8_t* scales,
-                                        const uint8_t* supers, int64_t g) {
+                                        const uint8_t* supers,
+                                        int64_t g) FLARECORE_INLINE {
     uint8_t decoded[kGroupSize * kLanes];
     decode_codes<F>(codes, decoded);
     const GroupScales s = load_scales<F, kZeroPoint<F>>(scales, supers);

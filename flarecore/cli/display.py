@@ -12,7 +12,6 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from flarecore.cli.wording import content_words, excerpt, filter_words, printable, used_spans
 from flarecore.events import (
     DraftFinished,
     DraftStarted,
@@ -23,6 +22,7 @@ from flarecore.events import (
     SentenceAccepted,
 )
 from flarecore.trace import PassageTrace
+from flarecore.wording import content_words, excerpt, filter_words, printable, used_spans
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -72,7 +72,8 @@ def print_legend(console: Console, *, theta: float, beta: float, remark: str) ->
         legend.append("[in brackets]: ")
     legend.append(f"below β = {beta:g}, left out of the query; a sentence with a token below "
                   f"θ = {theta:g} is looked up")
-    console.print(Text(printable(remark), "dim"))
+    if remark:
+        console.print(Text(printable(remark), "dim"))
     console.print(legend)
     console.print()
 

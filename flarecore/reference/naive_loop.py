@@ -84,11 +84,12 @@ class NaivePass:
 class NaiveSentence:
     """A draft and what became of it.
 
-    ``query`` is None if the draft did not trigger, ``regenerated`` if no passage was found.
+    ``query`` is None if nothing was searched, ``regenerated`` if no passage was found.
     ``token_ids`` entered the answer.
     """
 
     draft: NaivePass
+    triggered: bool
     query: str | None
     passage_ids: tuple[str, ...]
     regenerated: NaivePass | None
@@ -238,20 +239,24 @@ class _Loop:
             query: str | None = None
             evidence: NaiveEvidence | None = None
             regenerated: NaivePass | None = None
-            if self.triggers(draft):
+            triggered = self.triggers(draft)
+            if triggered:
                 query = self.query(draft)
                 # The same query for the same gap is not searched again.
-                if not (is_first and options.initial_retrieval and query == question):
-                    evidence = self.retrieve(query, last)
+                if is_first and options.initial_retrieval and query == question:
+                    query = None
+            if query is not None:
+                evidence = self.retrieve(query, last)
             if evidence is not None:
                 last = evidence
                 regenerated = self.write(evidence, pass_index=1)
-            self.accept(draft, query, evidence, regenerated)
+            self.accept(draft, triggered, query, evidence, regenerated)
         return answer
 
     def accept(
         self,
         draft: NaivePass,
+        triggered: bool,
         query: str | None,
         evidence: NaiveEvidence | None,
         regenerated: NaivePass | None,
@@ -264,7 +269,9 @@ class _Loop:
             token_ids = self.joined(draft, token_ids)
         passage_ids = evidence.passage_ids if evidence else ()
         answer.sentences.append(
-            NaiveSentence(draft, query, passage_ids, regenerated, token_ids, final.stop_reason)
+            NaiveSentence(
+                draft, triggered, query, passage_ids, regenerated, token_ids, final.stop_reason
+            )
         )
         answer.token_ids += token_ids
         answer.text += self.bytes_of(token_ids)
