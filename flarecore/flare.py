@@ -137,8 +137,7 @@ class Flare:
         if retriever is None:
             if config.may_retrieve:
                 raise ConfigError(
-                    "a retriever is needed; without one, use FlareConfig(trigger='never', "
-                    "initial_retrieval=False)")
+                    "a retriever is needed; without one, use FlareConfig(gate='never')")
         elif not callable(getattr(retriever, "search", None)):
             raise ConfigError(
                 f"retriever must have a method search(queries, k, filter), got "

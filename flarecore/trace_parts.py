@@ -205,6 +205,8 @@ class SentenceTrace:
         Each writes the sentence again with the passages of a search.
     asked : tuple of AskTrace
         Queries that the model was asked to write.
+    query_ms : float
+        Wall time of that.
     completion : PassTrace or None
         The draft or the last regeneration, written to its end after it had stopped at a low token
         and nothing was retrieved for it (trigger ``token``).
@@ -226,6 +228,7 @@ class SentenceTrace:
     retrievals: tuple[RetrievalTrace, ...]
     regenerations: tuple[PassTrace, ...]
     asked: tuple[AskTrace, ...]
+    query_ms: float
     completion: PassTrace | None
     outcome: str
     unsupported_because: str | None

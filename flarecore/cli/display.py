@@ -307,7 +307,8 @@ def _why(draft: DraftFinished, theta: float) -> str:
         what = rule.entry if rule.kind == "callable" else rule.text
         return printable(f"{rule.name.replace('_', ' ')}: {what}")
     lowest = min(draft.probs, default=1.0)
-    return f"lowest confidence {lowest:.2f} < {theta:.2f}" if lowest < theta else "asks for evidence"
+    return f"lowest confidence {lowest:.2f} < {theta:.2f}" if lowest < theta \
+        else "asks for evidence"
 
 
 def _flat(text: str, *, strip: bool = True) -> str:

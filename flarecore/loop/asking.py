@@ -103,7 +103,7 @@ class Asker:
         finally:
             for line in lines:
                 line.close()
-            self._record.clock.enter("other")
+            step.query_ms += self._record.clock.enter("other")
         return [(next(results), len(ids)) if len(ids) + max_tokens <= limit else None
                 for ids in contexts]
 

@@ -69,6 +69,7 @@ class SentenceStep:
     retrievals: list[RetrievalTrace] = field(default_factory=list)
     regenerations: list[Pass] = field(default_factory=list)
     asked: list[AskTrace] = field(default_factory=list)
+    query_ms: float = 0.0
     completion: Pass | None = None
     unsupported_because: str | None = None
 
@@ -84,6 +85,7 @@ class SentenceStep:
         return SentenceTrace(
             index=self.index, draft=self.draft.trace, retrievals=tuple(self.retrievals),
             regenerations=tuple(p.trace for p in self.regenerations), asked=tuple(self.asked),
+            query_ms=self.query_ms,
             completion=None if self.completion is None else self.completion.trace, outcome=outcome,
             unsupported_because=self.unsupported_because, token_ids=token_ids, text=text,
             stop_reason=stop_reason)
