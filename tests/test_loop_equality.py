@@ -97,9 +97,10 @@ class FreshEngines:
         return next_token
 
 
-def options_of(retriever, **options):
+def options_of(retriever, sampling, **options):
     return NaiveOptions(
         search=retriever.find,
+        greedy=not sampling.get("temperature"),
         **{**COMMON, **options},
     )
 
@@ -189,6 +190,13 @@ SETTINGS = {
         SAMPLED,
         {"theta": 0.6, "placement": "prefix", "initial_retrieval": False, "max_sentences": 3},
     ),
+    "mean, the question's passages stay": (
+        ENDLESS, {"theta": 0.8, "trigger": "mean", "evidence_policy": "keep_first"},
+    ),
+    "sampled token, all passages stay": (
+        SAMPLED,
+        {"theta": 0.4, "trigger": "token", "evidence_policy": "sticky", "placement": "boundary"},
+    ),
 }  # fmt: skip
 
 
@@ -203,7 +211,7 @@ def test_smollm2_equals_the_naive_loop(setting):
         FreshEngines(engine, sampling),
         engine.tokenizer,
         base_prompt(engine.tokenizer, TEMPLATE, QUESTION),
-        options_of(retriever, **options),
+        options_of(retriever, sampling, **options),
     )
     assert_equal_answers(result, naive)
     engine.check_integrity()
@@ -230,7 +238,7 @@ def test_chat_equals_the_naive_loop(placement):
         FreshEngines(engine, ENDLESS),
         engine.tokenizer,
         chat_prompt(engine.tokenizer, template),
-        options_of(retriever, **options),
+        options_of(retriever, ENDLESS, **options),
     )
     assert_equal_answers(result, naive)
     assert sum(s.regenerated is not None for s in naive.sentences) >= 2
@@ -262,7 +270,7 @@ def test_smollm2_equals_the_naive_loop_on_transformers():
         source,
         engine.tokenizer,
         base_prompt(engine.tokenizer, TEMPLATE, QUESTION),
-        options_of(retriever, **options),
+        options_of(retriever, ENDLESS, **options),
     )
     assert_equal_answers(result, naive, atol=PROB_TOLERANCE)
     assert any(s.regenerated for s in naive.sentences)
@@ -291,7 +299,7 @@ def test_tiny_equals_the_naive_loop_in_float64(placement, sampling):
         ReferenceTokenSource(decoder, engine.tokenizer.eos_token_ids, sampling),
         engine.tokenizer,
         base_prompt(engine.tokenizer, TINY_TEMPLATE, QUESTION),
-        options_of(retriever, **options),
+        options_of(retriever, sampling, **options),
     )
     assert_equal_answers(result, naive, atol=PROB_TOLERANCE)
     assert any(s.triggered for s in naive.sentences)

@@ -84,7 +84,7 @@ def _config(args: argparse.Namespace) -> FlareConfig:
         raise ConfigError("--index INDEX is needed, or --no-retrieval to answer without one")
     if args.index is not None and args.no_retrieval:
         raise ConfigError("--index and --no-retrieval exclude each other")
-    changes = {"trigger": "never", "initial_retrieval": False} if args.no_retrieval else {}
+    changes = {"gate": "never"} if args.no_retrieval else {}
     return flare_config(args, **changes)
 
 

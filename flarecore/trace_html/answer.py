@@ -11,6 +11,7 @@ from flarecore.trace_html.searches import Words, search_step
 from flarecore.trace_html.sentence import (
     OUTCOMES,
     outcome_of,
+    passes_of,
     reason,
     sentence_card,
     time_segments,
@@ -40,7 +41,7 @@ def answer_body(trace: Trace, anchor: str) -> Markup:
     settings = Settings.of(trace)
     longest_ms = max((sum(part.value for part in time_segments(s)) for s in trace.sentences),
                      default=0.0)
-    most_tokens = max((int(sum(part.value for part in token_segments(s.draft, *s.regenerations)))
+    most_tokens = max((int(sum(part.value for part in token_segments(*passes_of(s))))
                        for s in trace.sentences), default=0)
     cards = [sentence_card(s, f"{anchor}s{s.index + 1}", settings, longest_ms, most_tokens)
              for s in trace.sentences]

@@ -66,7 +66,7 @@ def rounds(sentence: SentenceTrace) -> list[tuple[RetrievalTrace, PassTrace | No
 
 
 def _is_usable(search: RetrievalTrace) -> bool:
-    return any(p.num_tokens > 0 for p in search.passages)
+    return search.num_evidence_tokens > 0
 
 
 def used_passages(search: RetrievalTrace) -> str:
@@ -99,6 +99,8 @@ def check_trace(trace: Trace) -> None:
         _check_pass(f"{where}.draft", sentence.draft)
         for i, again in enumerate(sentence.regenerations):
             _check_pass(f"{where}.regenerations[{i}]", again)
+        if sentence.completion is not None:
+            _check_pass(f"{where}.completion", sentence.completion)
         asked = sentence.draft
         for i, (search, after) in enumerate(rounds(sentence)):
             if search.kept is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flarecore.trace import PassTrace, Trace
 from flarecore.trace_html.bars import Segment, bar, count, percent, seconds
 from flarecore.trace_html.markup import Markup, tag
-from flarecore.trace_html.sentence import time_segments, token_segments
+from flarecore.trace_html.sentence import passes_of, time_segments, token_segments
 
 __all__ = ["phase_table", "timeline"]
 
@@ -15,11 +15,17 @@ _COLUMNS = ("Phase", "Time", "Tokens", "reused", "prefilled", "decoded", "accept
 def phase_table(trace: Trace) -> Markup:
     """Time and token bars per phase, with the numbers."""
     stats = trace.stats
-    drafts = [s.draft for s in trace.sentences]
-    again = [p for s in trace.sentences for p in s.regenerations]
+    drafts: list[PassTrace] = []
+    again: list[PassTrace] = []
+    for sentence in trace.sentences:
+        first, *rest = passes_of(sentence)
+        drafts.append(first)
+        (again if sentence.regenerations else drafts).extend(rest)
     phases: list[tuple[str, float, list[PassTrace]]] = [
         ("draft", stats.draft_ms, drafts), ("retrieve", stats.retrieve_ms, []),
         ("regenerate", stats.regenerate_ms, again), ("other", stats.other_ms, [])]
+    if stats.num_asked:
+        phases.insert(1, ("query", stats.query_ms, []))
     longest = max(ms for _, ms, _ in phases)
     most = max(_num_tokens(passes) for _, _, passes in phases)
     rows = [_row(name, ms, passes, longest, most, stats.total_ms) for name, ms, passes in phases]
@@ -97,7 +103,8 @@ def timeline(trace: Trace, anchor: str) -> Markup | None:
                          aria_label=f"sentence {sentence.index + 1}"))
     key = [tag("span", tag("svg", tag("rect", cls=f"f-{kind}", width="100%", height="100%"),
                            cls="swatch", aria_hidden="true"), kind)
-           for kind in ("draft", "retrieve", "regenerate")]
+           for kind in ("draft", *(("query",) if trace.stats.num_asked else ()), "retrieve",
+                        "regenerate")]
     return tag("figure", tag("svg", shown, cls="bar strip", role="group", aria_label="timeline"),
                tag("figcaption", tag("span", "In order of time, from the first search to the last "
                                      "sentence"), key, cls="key"), cls="timeline")

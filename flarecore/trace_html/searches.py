@@ -19,6 +19,8 @@ _SOURCES = {
     "question": "the question",
     "mask": "the draft without its struck tokens",
     "sentence": "the whole draft",
+    "questions": "questions that the model wrote",
+    "keywords": "keywords that the model wrote",
     "callable": "made by the application",
 }
 
@@ -60,7 +62,7 @@ def marked(text: str, words: Words, begin: int = 0, end: int | None = None) -> M
     return join(parts, text[at:end])
 
 
-def step(name: str, title: str, cost: str, *body: Markup | None) -> Markup:
+def step(name: str, title: str, cost: str, *body: Markup | list[Markup] | None) -> Markup:
     """One step of a sentence: a heading with what it cost, and what happened."""
     heading = tag("h4", tag("span", title), tag("span", cost, cls="cost"))
     return tag("section", heading, body, cls=f"step {name}")
@@ -79,10 +81,12 @@ def search_step(search: RetrievalTrace, scope: str | None, words: Words | None) 
     note = None
     if search.passages and not used:
         note = tag("p", "None of the passages could be used.", cls="note warn")
+    if search.is_unchanged:
+        note = tag("p", "The sentence had these very passages in view already.", cls="note")
     return step(
         "search", "Search", cost,
-        tag("p", _query(search.query, scope), cls="query", dir="auto",
-            lang=language(search.query)),
+        [tag("p", _query(query, scope), cls="query", dir="auto", lang=language(query))
+         for query in search.queries],
         tag("p", "query: ", source, _conditions(search.filter), cls="note"),
         found, note)
 

@@ -9,7 +9,15 @@ from flarecore.trace_html.markup import Markup, language, tag
 from flarecore.trace_html.searches import Words, marked, search_step, step
 from flarecore.trace_html.tokens import difference, pass_tokens
 
-__all__ = ["OUTCOMES", "outcome_of", "reason", "sentence_card", "time_segments", "token_segments"]
+__all__ = [
+    "OUTCOMES",
+    "outcome_of",
+    "passes_of",
+    "reason",
+    "sentence_card",
+    "time_segments",
+    "token_segments",
+]
 
 # outcome -> (sign, words)
 OUTCOMES = {
@@ -29,6 +37,7 @@ _REASONS = {
     "max_new_tokens": "the limit of tokens was reached",
     "max_sentences": "the limit of sentences was reached",
     "context_length": "the model's context was full",
+    "low_confidence": "stopped at a token below θ",
     "deadline": "the deadline passed",
     "no_evidence": "no evidence was found",
     "no_progress": "the engine wrote nothing",
@@ -55,10 +64,25 @@ def outcome_of(sentence: SentenceTrace) -> str:
 def time_segments(sentence: SentenceTrace) -> list[Segment]:
     """The sentence's time by phase."""
     times = (
-        ("draft", sentence.draft.time_ms),
+        ("draft", sentence.draft.time_ms + _completion_ms(sentence, "draft")),
+        ("query", sentence.query_ms),
         ("retrieve", sum(r.time_ms for r in sentence.retrievals)),
-        ("regenerate", sum(p.time_ms for p in sentence.regenerations)))
-    return [Segment(name, ms, f"{name} {seconds(ms)}") for name, ms in times]
+        ("regenerate", sum(p.time_ms for p in sentence.regenerations)
+         + _completion_ms(sentence, "regenerate")))
+    return [Segment(name, ms, f"{name} {seconds(ms)}") for name, ms in times
+            if name != "query" or sentence.asked]
+
+
+def _completion_ms(sentence: SentenceTrace, phase: str) -> float:
+    """Time of the pass that wrote the sentence to its end, if it belongs to that phase."""
+    own = "regenerate" if sentence.regenerations else "draft"
+    return sentence.completion.time_ms if sentence.completion and phase == own else 0.0
+
+
+def passes_of(sentence: SentenceTrace) -> list[PassTrace]:
+    """All passes over a sentence."""
+    completion = () if sentence.completion is None else (sentence.completion,)
+    return [sentence.draft, *sentence.regenerations, *completion]
 
 
 def token_segments(*passes: PassTrace) -> list[Segment]:
@@ -98,6 +122,8 @@ def sentence_card(
     found = rounds(sentence)
     masks = [search.kept for search, _ in found] + [None]
     steps = [_draft_step(sentence.draft, masks[0], settings)]
+    if sentence.asked:
+        steps.append(_asked_step(sentence))
     before = sentence.draft
     for (search, after), mask in zip(found, masks[1:], strict=True):
         words_used = None if after is None else Words(after.text, before.text)
@@ -105,6 +131,9 @@ def sentence_card(
         if after is not None:
             steps.append(_rewrite_step(before, after, mask, is_first=before is sentence.draft))
             before = after
+    if sentence.completion is not None:
+        steps.append(_rest_step(sentence.completion))
+        before = sentence.completion
     steps.append(_accepted_step(sentence, before))
     layout = "wide" if len(found) == 1 else ""
     return tag("li", tag("header", heading, _costs(sentence, longest_ms, most_tokens)),
@@ -115,7 +144,7 @@ def sentence_card(
 def _costs(sentence: SentenceTrace, longest_ms: float, most_tokens: int) -> Markup:
     """Two bars: time by phase, tokens by kind."""
     times = time_segments(sentence)
-    tokens = token_segments(sentence.draft, *sentence.regenerations)
+    tokens = token_segments(*passes_of(sentence))
     total_ms = sum(s.value for s in times)
     total_tokens = int(sum(s.value for s in tokens))
     return tag(
@@ -145,6 +174,10 @@ def _trigger_note(draft: PassTrace, settings: Settings) -> str:
     """Why the draft was looked up or not."""
     if draft.triggered is None:
         return "the trigger was not asked"
+    if draft.rule is not None:
+        found = f"“{draft.rule.text}”" if draft.rule.text else draft.rule.entry
+        verdict = "needs evidence" if draft.triggered else "needs no evidence"
+        return f"{verdict} ({draft.rule.name}: {found})"
     counting = [p for p, low in zip(draft.probs, draft.low, strict=True) if low]
     if draft.triggered and counting:
         return f"lowest confidence {min(counting):.3g}, below θ{settings.equals_theta}: " \
@@ -158,6 +191,26 @@ def _trigger_note(draft: PassTrace, settings: Settings) -> str:
         return f"below θ{settings.equals_theta} is only what may not trigger: needs no evidence"
     return f"lowest confidence {lowest:.3g}, not below θ{settings.equals_theta}: " \
            "needs no evidence"
+
+
+def _asked_step(sentence: SentenceTrace) -> Markup:
+    """What the model was asked to write as queries, and what it wrote."""
+    cost = f"{seconds(sentence.query_ms)} · " \
+        f"{count(sum(a.num_prefilled for a in sentence.asked))} prefilled · " \
+        f"{count(sum(a.num_decoded for a in sentence.asked))} decoded"
+    rows = []
+    for asked in sentence.asked:
+        about = "keywords" if asked.purpose == "keywords" else f"for “{asked.span}”"
+        text = tag("span" if asked.is_used else "s", asked.text.strip() or "(nothing)")
+        rows.append(tag("p", f"{about}: ", text, None if asked.is_used else ", not used",
+                        cls="note asked", dir="auto"))
+    return step("asked", "Queries by the model", cost, rows)
+
+
+def _rest_step(rest: PassTrace) -> Markup:
+    """The sentence written to its end after it had stopped at a low token."""
+    return step("draft", "Written to its end", _pass_cost(rest),
+                tag("p", rest.text.strip(), dir="auto", lang=language(rest.text)))
 
 
 def _rewrite_step(
