@@ -56,7 +56,8 @@ class Decoded:
     text_bytes : bytes
         Exact bytes of the tokens, a stop string cut off. May end inside a UTF-8 character.
     stop_reason : str
-        ``"sentence"``, ``"eos"``, ``"stop_string"``, ``"max_tokens"`` or ``"context_length"``.
+        ``"sentence"``, ``"eos"``, ``"stop_string"``, ``"max_tokens"``, ``"context_length"`` or
+        ``"low_confidence"``.
     stats : OperationStats
     """
 
@@ -92,9 +93,12 @@ class Operation(Generic[T]):
     A failed or cancelled operation leaves its sequence as it was before it.
     """
 
-    def __init__(self, native: _C.Operation, convert: Callable[[dict[str, Any]], T]) -> None:
+    def __init__(
+        self, native: _C.Operation, convert: Callable[[dict[str, Any]], T], owner: object
+    ) -> None:
         self._native = native
         self._convert = convert
+        self._owner = owner  # the sequence: dropped before the end, it would cancel the operation
 
     def done(self) -> bool:
         """True once it has succeeded, failed or been cancelled."""

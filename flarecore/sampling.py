@@ -11,6 +11,7 @@ from flarecore.validation import check_int, check_number, named_options, unknown
 
 __all__ = ["SamplingParams"]
 
+_MAX_UINT32 = 2**32 - 1
 _MAX_UINT64 = 2**64 - 1
 
 
@@ -35,7 +36,7 @@ class SamplingParams:
     seed : int
         Unsigned 64-bit.
     stream : int
-        Unsigned 64-bit; give answers that share a seed different streams.
+        Unsigned 32-bit; give answers that share a seed different streams.
     repetition_penalty : float
         Above 1 makes tokens of the sequence less likely; 1 is off.
     logit_bias : Mapping of int to float
@@ -65,7 +66,7 @@ class SamplingParams:
         put("top_p", check_number("top_p", self.top_p, 0.0, 1.0, open_low=True))
         put("min_p", check_number("min_p", self.min_p, 0.0, 1.0))
         put("seed", check_int("seed", self.seed, 0, _MAX_UINT64))
-        put("stream", check_int("stream", self.stream, 0, _MAX_UINT64))
+        put("stream", check_int("stream", self.stream, 0, _MAX_UINT32))
         put("repetition_penalty",
             check_number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True))
         if not isinstance(self.logit_bias, Mapping):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scripted_model import Lists, Say, ScriptedEngine, ScriptedRetriever, WordTokenizer, passages
 from test_controller import LOW, run
 
-from flarecore.answer_text import AnswerText, token_pieces
-from flarecore.candidate import Candidate
 from flarecore.config import FlareConfig
-from flarecore.joint import Joint
-from flarecore.lineage import Lineages, common_prefix
-from flarecore.query import QueryMaker
+from flarecore.loop.answer_text import AnswerText, token_pieces
+from flarecore.loop.candidate import Candidate
+from flarecore.loop.joint import Joint
+from flarecore.loop.lineage import Lineages, common_prefix
+from flarecore.loop.query import QueryMaker
 from flarecore.templates import PromptTemplate
 
 CHAT = PromptTemplate.chat(head="")
@@ -104,6 +105,16 @@ def test_a_chat_model_continues_in_a_new_turn(say):
     assert result.token_ids == tuple(encode("One.") + encode(" He was born in 1912."))
 
 
+def test_a_base_model_that_begins_without_a_space_is_joined_too():
+    script = Lists([Say(" In 1913.", low=LOW), Say(" In 1913.", low=LOW), Say(stop="eos")],
+                   [Say("Then 1."), Say("Then 2.")])
+    result, _, _ = run(script, placement="boundary")
+    assert result.text == "Then 1. Then 2.", "there is nothing to join the first one to"
+    script = Lists([Say("One."), Say(" In 1913.", low=LOW), Say(stop="eos")], [Say("Then 2.")])
+    result, _, _ = run(script, placement="prefix")
+    assert result.text == "One.Then 2.", "it continued the answer itself, and stays as it is"
+
+
 def test_a_sentence_cut_inside_a_word_goes_on_without_a_space():
     script = Lists([Say("The Penn", stop="max_tokens"), Say("sylvania fell in 1913.", low=LOW),
                     Say(stop="eos")], [Say("sylvania fell in 1912.")])
@@ -126,8 +137,13 @@ def test_queries():
     tokenizer, draft = candidate(" In 1913 he  left .", low=(" 1913",))
 
     def make(draft=draft, question="Why?", scope=None, **options):
-        return QueryMaker(
-            tokenizer, FlareConfig(**options), question, scope).from_candidate(draft)
+        maker = QueryMaker(tokenizer, FlareConfig(**options), question, scope, asker=None)
+        steps = maker.from_step(SimpleNamespace(current=SimpleNamespace(candidate=draft)))
+        with pytest.raises(StopIteration) as made:
+            next(steps)
+        query = made.value.value
+        return query and SimpleNamespace(
+            text=" | ".join(query.texts), source=query.source, kept=query.kept)
 
     assert make().text == "In he left ." and make().source == "mask"
     assert make(query="sentence").text == "In 1913 he left ."
@@ -142,6 +158,8 @@ def test_queries():
     assert make(beta=0.95, question=None) is None
     assert make(query=lambda c: " a\nb ").text == "a b"
     assert make(query=lambda c: " ?! ").source == "question"
+    assert make(query=lambda c: ["a", " ", "b", " a"], scope="x").text == "x a | x b"
+    assert make(query=lambda c: []).source == "question"
     # a cut query never begins with a part of a character
     assert make(query=lambda c: "年月日", max_query_tokens=4).text == "日"
 

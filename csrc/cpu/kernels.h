@@ -123,6 +123,11 @@ struct KernelTable {
 
   // float32 -> float16, round to nearest even; what overflows becomes +-65504. (n)
   void (*to_float16)(const float* x, int64_t n, uint16_t* y);
+
+  // Yardsticks of the benchmarks: the sum of n words, read as fast as the level can, and the largest
+  // of n >= 1 numbers, none of them NaN.
+  uint64_t (*sum_words)(const uint64_t* words, int64_t n);
+  float (*max_of)(const float* x, int64_t n);
 };
 
 }  // namespace flarecore

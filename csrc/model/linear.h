@@ -20,14 +20,14 @@ class ActivationRows {
   void quantize(int64_t r, int64_t num_cols);
 
   const float* values() const { return values_.data(); }
-  // The rows as matmul_quantized reads them, quantized_stride() groups apart.
-  const QuantizedGroup* quantized() const { return quantized_.data(); }
-  int64_t quantized_stride() const { return stride_ / kGroupSize; }
+  // (num_rows, stride / 32); row r is valid after quantize(r, …).
+  const QuantizedGroup* groups() const { return groups_.data(); }
+  int64_t group_stride() const { return stride_ / kGroupSize; }
 
  private:
   int64_t stride_ = 0;
   std::vector<float> values_;
-  std::vector<QuantizedGroup> quantized_;
+  std::vector<QuantizedGroup> groups_;
 };
 
 struct LinearTarget {

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flarecore.cli.demo_data import QUESTIONS, DemoQuestion, load_index, own_question
+from flarecore.cli.demo_data import (
+    QUESTIONS,
+    DemoQuestion,
+    demo_template,
+    load_index,
+    own_question,
+)
 from flarecore.cli.numbers import print_numbers, total
 from flarecore.cli.options import add_engine_options, add_flare_options, flare_config
+from flarecore.cli.trace_output import add_trace_option, check_trace_option, save_traces
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from flarecore.flare import Flare
-    from flarecore.trace import FlareStats
+    from flarecore.trace import Trace
 
 __all__ = ["add_parser", "run"]
 
@@ -38,6 +46,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="text put before every query of --question, such as a name or a year")
     parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_FILE")
     parser.add_argument("--json", action="store_true", help="print one event a line as JSON")
+    add_trace_option(parser)
     parser.add_argument("--no-cache", action="store_true",
                         help="build the index anew and do not keep it")
     add_flare_options(parser, only=("theta", "beta", "placement", "k", "max_sentences"))
@@ -48,13 +57,13 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from flarecore.cli.display import make_console
-
     from flarecore.cli.progress import StageProgress
     from flarecore.cli.session import open_engine
     from flarecore.flare import Flare
     from flarecore.retrieval.encoder import SentenceEncoder
 
     config = flare_config(args, **_DEFAULTS)
+    check_trace_option(args)
     questions = [own_question(text, args.scope) for text in args.question or ()] or QUESTIONS
     notes = make_console(stderr=True)
     with StageProgress(notes) as progress:
@@ -62,30 +71,37 @@ def run(args: argparse.Namespace) -> int:
             SentenceEncoder.load("minilm-l6-v2", threads=args.threads),
             use_cache=not args.no_cache, progress=progress)
     with open_engine(args, notes) as engine:
+        if engine.tokenizer.chat_template is not None:
+            config = dataclasses.replace(config, template=demo_template())
         flare = Flare(engine, index, config)
         if args.json:
-            _print_events(flare, questions)
+            traces = _print_events(flare, questions)
         else:
-            _show(make_console(sys.stdout), flare, questions, f"{args.model}, {remark}")
+            traces = _show(make_console(sys.stdout), flare, questions, f"{args.model}, {remark}")
+    if args.trace is not None:
+        save_traces(args.trace, traces)
     return 0
 
 
-def _print_events(flare: Flare, questions: Sequence[DemoQuestion]) -> None:
+def _print_events(flare: Flare, questions: Sequence[DemoQuestion]) -> list[Trace]:
+    traces = []
     for question in questions:
         with flare.stream(question.text, scope=question.scope, filter=question.filter) as events:
             for event in events:
                 print(event.to_json(), flush=True)
+        traces.append(events.result.trace)
+    return traces
 
 
 def _show(
     console: Console, flare: Flare, questions: Sequence[DemoQuestion], remark: str
-) -> None:
+) -> list[Trace]:
     """The view of all answers, and the numbers."""
     from flarecore.cli.display import AnswerView, print_legend
 
     theta, beta = flare.config.theta, flare.config.beta
     print_legend(console, theta=theta, beta=beta, remark=remark)
-    stats: list[FlareStats] = []
+    traces: list[Trace] = []
     for question in questions:
         with (
             flare.stream(question.text, scope=question.scope, filter=question.filter) as events,
@@ -93,5 +109,6 @@ def _show(
         ):
             for event in events:
                 view.handle(event)
-        stats.append(events.result.stats)
-    print_numbers(console, total(stats))
+        traces.append(events.result.trace)
+    print_numbers(console, total([trace.stats for trace in traces]))
+    return traces

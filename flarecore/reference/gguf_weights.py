@@ -60,10 +60,13 @@ class LlamaWeights:
         GGUF name -> float32 array, matrices as (outputs, inputs). As in every Llama GGUF, the rows
         of ``attn_q`` and ``attn_k`` are ordered for rotation of neighbouring pairs
         ``(2i, 2i + 1)``.
+    quantized
+        Names of the tensors that the file holds in a quantised type.
     """
 
     shape: LlamaShape
     tensors: dict[str, Float32]
+    quantized: frozenset[str]
 
     def layer(self, index: int, name: str) -> Float32:
         """Tensor ``blk.<index>.<name>.weight``."""
@@ -72,7 +75,16 @@ class LlamaWeights:
     @property
     def head(self) -> Float32:
         """(vocab, hidden) Output head; the embedding where the file has none (tied)."""
-        return self.tensors.get("output.weight", self.tensors["token_embd.weight"])
+        return self.tensors[self._head_name]
+
+    @property
+    def is_head_quantized(self) -> bool:
+        """Whether the file holds the output head in a quantised type."""
+        return self._head_name in self.quantized
+
+    @property
+    def _head_name(self) -> str:
+        return "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
 
 
 def _inverse_frequencies(
@@ -159,4 +171,9 @@ def load_llama_gguf(path: str | Path) -> LlamaWeights:
         )
         for tensor in reader.tensors
     }
-    return LlamaWeights(_read_shape(metadata, tensors), tensors)
+    quantized = frozenset(
+        tensor.name
+        for tensor in reader.tensors
+        if tensor.tensor_type.name not in ("F32", "F16", "BF16")
+    )
+    return LlamaWeights(_read_shape(metadata, tensors), tensors, quantized)

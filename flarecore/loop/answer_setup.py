@@ -1,0 +1,57 @@
+"""What the loop of an answer starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flarecore.config import FlareConfig
+from flarecore.loop.evidence import EvidenceMaker
+from flarecore.loop.interfaces import EngineLike
+from flarecore.loop.joint import Joint
+from flarecore.loop.pieces import PieceEncoder
+from flarecore.loop.prompt import Prompt
+from flarecore.templates import PromptTemplate
+
+__all__ = ["AnswerSetup"]
+
+
+@dataclass(frozen=True)
+class AnswerSetup:
+    """Engine, options and request; everything is checked before the loop begins.
+
+    Parameters
+    ----------
+    engine : EngineLike
+        Runs the sequences.
+    config : FlareConfig
+        Options.
+    prompt : Prompt
+        The request's prompt.
+    template : PromptTemplate
+        The template it was built with.
+    pieces : PieceEncoder
+        Encodes pieces of the template.
+    maker : EvidenceMaker
+        Renders passages for this prompt.
+    joint : Joint
+        Joins sentences to the answer.
+    scope : str or None
+        Text put before every query.
+    filter : Mapping or None
+        Metadata conditions for every search.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    engine: EngineLike
+    config: FlareConfig
+    prompt: Prompt
+    template: PromptTemplate
+    pieces: PieceEncoder
+    maker: EvidenceMaker
+    joint: Joint
+    scope: str | None
+    filter: Mapping[str, Any] | None
+    clock: Callable[[], float]

@@ -1,0 +1,124 @@
+"""Lineages: paths of token ids whose K/V is cached. The only place that touches sequences.
+
+Two lineages alternate over one trunk: drafts run without evidence, regenerations with it. Each is
+brought to the context it needs by its longest common prefix with what it holds, and a lineage that
+shares more with the other one starts as a fork of it, so nothing is prefilled twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flarecore.loop.interfaces import DecodedLike, EngineLike, OperationLike, SequenceLike
+
+__all__ = ["AlignStats", "Lineage", "Lineages", "common_prefix"]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of leading ids that are equal."""
+    length = min(len(a), len(b))
+    differs = np.asarray(a[:length]) != np.asarray(b[:length])
+    return int(differs.argmax()) if differs.any() else length
+
+
+@dataclass(frozen=True)
+class AlignStats:
+    """What aligning a lineage found.
+
+    Parameters
+    ----------
+    num_reused : int
+        Tokens that were there already.
+    rest : tuple of int
+        Ids that have yet to be prefilled; the next operation does it.
+    """
+
+    num_reused: int
+    rest: tuple[int, ...]
+
+
+class Lineage:
+    """One sequence and how it follows the context wanted next."""
+
+    def __init__(self, sequence: SequenceLike) -> None:
+        self._sequence = sequence
+        self._rest: tuple[int, ...] = ()
+
+    def num_shared(self, ids: Sequence[int]) -> int:
+        """Leading ids that need no prefill here."""
+        return common_prefix(self._sequence.token_ids, ids)
+
+    def align(self, ids: Sequence[int]) -> AlignStats:
+        """Makes the lineage a prefix of `ids` that the next :meth:`decode` completes.
+
+        A sequence that is one already is not touched, so that a token looked at after the last
+        sentence is still there for the next.
+        """
+        num_shared = self.num_shared(ids)
+        if num_shared < self._sequence.num_tokens:
+            self._sequence.truncate(num_shared)
+        self._rest = tuple(ids[num_shared:])
+        return AlignStats(num_shared, self._rest)
+
+    def decode(self, *, max_tokens: int, **options: Any) -> OperationLike[DecodedLike]:
+        """Starts the operation that prefills what :meth:`align` left and decodes a sentence."""
+        rest, self._rest = self._rest, ()
+        if rest:
+            return self._sequence.regenerate_async(rest, max_tokens=max_tokens, **options)
+        return self._sequence.decode_async(max_tokens, **options)
+
+    def fork(self) -> Lineage:
+        """Another lineage with the same cached tokens."""
+        return Lineage(self._sequence.fork())
+
+    def close(self) -> None:
+        """Gives the cached blocks back."""
+        self._sequence.close()
+
+
+class Lineages:
+    """The lineages of one answer, by name, opened when they are first needed."""
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+        self._open: dict[str, Lineage] = {}
+
+    def take(self, name: str, ids: Sequence[int]) -> Lineage:
+        """The lineage of that name, holding as much of `ids` as any lineage does."""
+        own = self._open.get(name)
+        num_own = -1 if own is None else own.num_shared(ids)
+        others = [line for other, line in self._open.items() if other != name]
+        best = max(others, key=lambda line: line.num_shared(ids), default=None)
+        if best is not None and best.num_shared(ids) > num_own:
+            previous, own = own, best.fork()
+            self._open[name] = own
+            if previous is not None:
+                previous.close()
+        if own is None:
+            self._open[name] = own = Lineage(self._engine.sequence())
+        return own
+
+    def branch(self, ids: Sequence[int]) -> Lineage:
+        """A lineage for one use, forked off the one that holds most of `ids`; close it."""
+        best = max(
+            self._open.values(), key=lambda line: line.num_shared(ids), default=None)
+        return Lineage(self._engine.sequence()) if best is None else best.fork()
+
+    def release(self, name: str) -> None:
+        """Closes the lineage of that name, if it is open."""
+        line = self._open.pop(name, None)
+        if line is not None:
+            line.close()
+
+    def close(self) -> None:
+        """Closes all lineages, also those after one that fails to close; may be repeated."""
+        try:
+            while self._open:
+                self._open.popitem()[1].close()
+        finally:
+            if self._open:
+                self.close()
