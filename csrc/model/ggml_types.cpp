@@ -8,19 +8,10 @@
 namespace flarecore {
 namespace {
 
-struct TypeRow {
-  GgmlType type;
-  GgmlTypeInfo info;
-};
-
-constexpr TypeRow kTypes[] = {
-    {GgmlType::kF32, {"F32", 1, 4}},       {GgmlType::kF16, {"F16", 1, 2}},
-    {GgmlType::kQ4_0, {"Q4_0", 32, 18}},   {GgmlType::kQ4_1, {"Q4_1", 32, 20}},
-    {GgmlType::kQ5_0, {"Q5_0", 32, 22}},   {GgmlType::kQ5_1, {"Q5_1", 32, 24}},
-    {GgmlType::kQ8_0, {"Q8_0", 32, 34}},   {GgmlType::kQ4_K, {"Q4_K", 256, 144}},
-    {GgmlType::kQ5_K, {"Q5_K", 256, 176}}, {GgmlType::kQ6_K, {"Q6_K", 256, 210}},
-    {GgmlType::kBF16, {"BF16", 1, 2}},
-};
+constexpr GgmlTypeInfo kF32{"F32", 1, 4}, kF16{"F16", 1, 2}, kBF16{"BF16", 1, 2};
+constexpr GgmlTypeInfo kQ4_0{"Q4_0", 32, 18}, kQ4_1{"Q4_1", 32, 20}, kQ5_0{"Q5_0", 32, 22};
+constexpr GgmlTypeInfo kQ5_1{"Q5_1", 32, 24}, kQ8_0{"Q8_0", 32, 34};
+constexpr GgmlTypeInfo kQ4_K{"Q4_K", 256, 144}, kQ5_K{"Q5_K", 256, 176}, kQ6_K{"Q6_K", 256, 210};
 
 uint16_t read_u16(const uint8_t* p) {
   uint16_t value;
@@ -102,8 +93,18 @@ void read_q6_k(const uint8_t* block, int sub, GgmlGroup* g) {
 }  // namespace
 
 const GgmlTypeInfo* find_ggml_type(uint32_t id) {
-  for (const TypeRow& row : kTypes) {
-    if (static_cast<uint32_t>(row.type) == id) return &row.info;
+  switch (static_cast<GgmlType>(id)) {
+    case GgmlType::kF32: return &kF32;
+    case GgmlType::kF16: return &kF16;
+    case GgmlType::kBF16: return &kBF16;
+    case GgmlType::kQ4_0: return &kQ4_0;
+    case GgmlType::kQ4_1: return &kQ4_1;
+    case GgmlType::kQ5_0: return &kQ5_0;
+    case GgmlType::kQ5_1: return &kQ5_1;
+    case GgmlType::kQ8_0: return &kQ8_0;
+    case GgmlType::kQ4_K: return &kQ4_K;
+    case GgmlType::kQ5_K: return &kQ5_K;
+    case GgmlType::kQ6_K: return &kQ6_K;
   }
   return nullptr;
 }

@@ -79,22 +79,26 @@ GroupFields fields_of(const PackedView& w, uint8_t* tile_data, int64_t group, in
           channel};
 }
 
+// Four codes side by side go into one word of a vector; the tile's memory starts out as zeros.
 void store_codes(const uint8_t* codes, const GroupFields& f) {
   const int bits = f.layout.bits;
-  for (int j = 0; j < 8; ++j) {
-    for (int i = 0; i < 4; ++i) {
-      const int code = codes[4 * j + i];
-      if (bits == 8) {
-        *f.code_byte(j, i) = static_cast<uint8_t>(code ^ 0x80);
-        continue;
-      }
-      *f.code_byte(j % 4, i) |= static_cast<uint8_t>((code & 15) << (j < 4 ? 0 : 4));
-      if (bits == 5) *f.code_byte(4, i) |= static_cast<uint8_t>((code >> 4) << j);
-      if (bits == 6) {
-        *f.code_byte(4 + j / 4, i) |= static_cast<uint8_t>((code >> 4) << (2 * (j % 4)));
-      }
-    }
+  uint8_t bytes[8][4] = {};
+  if (bits == 8) {
+    for (int i = 0; i < 32; ++i) bytes[i / 4][i % 4] = codes[i] ^ 0x80;
+    for (int j = 0; j < 8; ++j) std::memcpy(f.code_byte(j, 0), bytes[j], 4);
+    return;
   }
+  for (int i = 0; i < 16; ++i) {
+    const int low = codes[i] & 15, high = codes[i + 16] & 15;
+    bytes[i / 4][i % 4] = static_cast<uint8_t>(low | (high << 4));
+  }
+  for (int i = 0; i < 32 && bits > 4; ++i) {
+    const int j = i / 4, above = codes[i] >> 4;
+    uint8_t& plane = bits == 5 ? bytes[4][i % 4] : bytes[4 + j / 4][i % 4];
+    plane |= static_cast<uint8_t>(bits == 5 ? above << j : above << (2 * (j % 4)));
+  }
+  const int vectors = f.layout.code_bytes / 4;
+  for (int v = 0; v < vectors; ++v) std::memcpy(f.code_byte(v, 0), bytes[v], 4);
 }
 
 // The codes as the kernels read them: 8-bit ones are signed.
@@ -178,6 +182,16 @@ void pack_quantized_tile(const TensorView& source, const PackedView& w, int64_t 
   }
 }
 
+// Values of one channel, `tile` apart. The row may lie at any address.
+template <typename T>
+void scatter(const uint8_t* row, int64_t num_cols, int tile, uint8_t* out) {
+  T value;
+  for (int64_t k = 0; k < num_cols; ++k, row += sizeof(T), out += tile * sizeof(T)) {
+    std::memcpy(&value, row, sizeof(T));
+    std::memcpy(out, &value, sizeof(T));
+  }
+}
+
 // `scratch` is (num_cols), used where the type changes.
 void pack_float_tile(const TensorView& source, const PackedView& w, int64_t tile, float* scratch,
                      uint8_t* tile_data) {
@@ -195,9 +209,10 @@ void pack_float_tile(const TensorView& source, const PackedView& w, int64_t tile
       row = reinterpret_cast<const uint8_t*>(scratch);
     }
     uint8_t* out = tile_data + c * value_bytes;
-    for (int64_t k = 0; k < source.num_cols; ++k) {
-      std::memcpy(out + k * w.tile * value_bytes, row + k * value_bytes,
-                  static_cast<size_t>(value_bytes));
+    if (value_bytes == 4) {
+      scatter<uint32_t>(row, source.num_cols, w.tile, out);
+    } else {
+      scatter<uint16_t>(row, source.num_cols, w.tile, out);
     }
   }
 }
