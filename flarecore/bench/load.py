@@ -20,7 +20,7 @@ from flarecore.bench.runner import file_format
 from flarecore.bench.session import Session
 from flarecore.errors import ConfigError, FlarecoreError, UnsupportedError
 
-__all__ = ["LoadOptions", "load_once", "measure"]
+__all__ = ["LoadOptions", "load_cases", "load_once", "measure"]
 
 _PROMPT = "The first token of this prompt is what the process was started for, and"
 _PHASES = ("import_s", "open_s", "first_token_s")
@@ -91,26 +91,39 @@ def measure(session: Session, options: LoadOptions) -> Report:
     ProofError
         The first token is not the one that this process decodes.
     """
-    token_ids = session.model.tokenizer.encode(_PROMPT, add_bos=session.model.tokenizer.adds_bos)
-    expected = session.own.prefill(token_ids)
+    token_ids = _prompt_ids(session)
     results: dict[str, list[dict[str, Any]]] = {}
     cases: list[Case] = []
     for engine, path in _engines(session):
         name = _display(session, engine, path)
+        results[name] = []
+        case = _case(session, engine, name, path, token_ids, options, results[name])
         try:
-            first = load_once(engine, path, token_ids, session.threads, session.options.compute,
-                              options.timeout_s)
+            case.run()
         except (UnsupportedError, subprocess.TimeoutExpired) as error:
             session.notes.append(f"no {engine}: {error}")
+            del results[name]
             continue
         if engine == "flarecore":
-            prove_equal("first token of the process", first["token_id"], expected)
-        results[name] = []
-        cases.append(_case(session, engine, name, path, token_ids, options, results[name]))
+            prove_equal("first token of the process", results[name][0]["token_id"],
+                        session.own.prefill(token_ids))
+        cases.append(case)
     seconds = run_rounds(cases, session.options.rounds, stage="load", progress=session.progress)
     rows = [_row(session, name, seconds, found) for name, found in results.items()]
     return session.report("load", rows, [
         "the first token of the fresh process is the one that this process decodes"])
+
+
+def load_cases(session: Session, options: LoadOptions) -> dict[str, Case]:
+    """A case per engine, by its name on the command line; not tried yet."""
+    token_ids = _prompt_ids(session)
+    return {engine: _case(session, engine, engine, path, token_ids, options, [])
+            for engine, path in _engines(session)}
+
+
+def _prompt_ids(session: Session) -> list[int]:
+    tokenizer = session.model.tokenizer
+    return tokenizer.encode(_PROMPT, add_bos=tokenizer.adds_bos)
 
 
 def _engines(session: Session) -> list[tuple[str, Path]]:
@@ -157,6 +170,7 @@ def _row(
     session: Session, name: str, seconds: Mapping[str, tuple[float, ...]],
     found: list[dict[str, Any]],
 ) -> Row:
+    found = found[-len(seconds[name]):]  # without the runs that warmed up
     values: dict[str, Any] = {
         key: Quantiles.of([result[key] for result in found]).median for key in _PHASES}
     for key in ("peak_rss_bytes", "anonymous_bytes"):

@@ -18,10 +18,8 @@ def main() -> None:
     """Answers the request on standard input."""
     request: dict[str, Any] = json.loads(sys.stdin.read())
     answer = _flarecore(request) if request["engine"] == "flarecore" else _peer(request)
-    # Kilobytes on Linux, bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    answer["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    answer["anonymous_bytes"] = _anonymous_bytes()
+    answer["peak_rss_bytes"] = _status_bytes("VmHWM") or _peak_rss_bytes()
+    answer["anonymous_bytes"] = _status_bytes("RssAnon")
     print(json.dumps(answer), flush=True)
 
 
@@ -61,11 +59,19 @@ def _peer(request: dict[str, Any]) -> dict[str, Any]:
             "token_id": token}
 
 
-def _anonymous_bytes() -> int:
-    """Memory that is no page of a file, now; 0 where the system does not say."""
+def _peak_rss_bytes() -> int:
+    """The largest resident size; on Linux it may be the parent's, which exec() hands down."""
+    # Kilobytes on Linux, bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _status_bytes(name: str) -> int:
+    """VmHWM: largest resident size since exec(). RssAnon: what is no page of a file, now. 0 where
+    the system does not say."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass

@@ -86,7 +86,9 @@ def open_peers(
     notes: list[str] = []
     for name in names:
         try:
-            runners.append(open_peer(name, path, threads))
+            runner = open_peer(name, path, threads)
+            runner.key = name
+            runners.append(runner)
         except FlarecoreError as error:
             notes.append(f"no {name}: {error}")
     return runners, notes

@@ -99,5 +99,6 @@ def _measure_size(session: Session, size: int) -> Sequence[Row]:
         peers = {peer.name: ratios(seconds, own.name, peer.name) for peer in session.peers} \
             if runner is own else {}
         rows.append(Row("prefill", f"{size} tokens", runner.name, {"tokens": size}, time,
-                        len(seconds[runner.name]), size, ratios=peers, values=values))
+                        len(seconds[runner.name]), size, runner.weight_bytes,
+                        session.machine.memory_bytes_per_s, peers, values))
     return rows

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from flarecore import _C
 from flarecore.errors import FlarecoreError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ProofError", "Reference", "find_reference", "prove_close", "prove_equal", "prove_exact",
+    "transformers_decoder",
 ]
 
 # |difference| of a probability between two float32 implementations of one model.
@@ -52,9 +55,7 @@ def find_reference(path: Path) -> tuple[str, Reference]:
         There is none; the message says what to install.
     """
     try:
-        from flarecore.reference.transformers_backend import TransformersDecoder
-
-        return "transformers float32", TransformersDecoder(path)
+        return "transformers float32", transformers_decoder(path)
     except (ImportError, UnsupportedError) as error:
         reason = error
     try:
@@ -66,6 +67,21 @@ def find_reference(path: Path) -> tuple[str, Reference]:
         raise UnsupportedError(
             f"no reference to compare with ({reason}); pip install 'flarecore[transformers,dev]'"
         ) from reason
+
+
+def transformers_decoder(path: Path) -> Any:
+    """The file in ``transformers``: a ``flarecore.reference`` decoder.
+
+    Raises
+    ------
+    ImportError, UnsupportedError
+        A package is missing, or the architecture is not known.
+    """
+    backend = importlib.import_module("flarecore.reference.transformers_backend")
+    if _C.GgufFile(path).metadata.get("general.architecture") != "gemma3":
+        return backend.TransformersDecoder(path)
+    gemma = importlib.import_module("flarecore.reference.gemma_weights")
+    return backend.TransformersDecoder(gemma.load_gemma_gguf(path))
 
 
 class _Numpy:

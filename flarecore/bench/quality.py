@@ -2,8 +2,8 @@
 
 Perplexity is exp of the mean negative log probability of given tokens. The text is cut into
 windows that do not overlap; in each the first half is context and the second half is scored, for
-every engine the same. The exact result is float32 on the dequantised weights of the same file; the loss of
-an engine is how much larger its perplexity is.
+every engine the same. The exact result is float32 on the dequantised weights of the same file; the
+loss of an engine is how much larger its perplexity is.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Agreement:
     """How many greedy tokens are those of the exact engine.
 
     ``equal_given`` is the share of positions with an equal token, each behind the exact engine's
-    own tokens; ``equal_free`` the share of equal tokens where each engine goes on from its own, which a
-    single difference ends.
+    own tokens; ``equal_free`` the share of equal tokens where each engine goes on from its own,
+    which a single difference ends.
     """
 
     equal_given: float

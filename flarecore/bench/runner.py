@@ -35,6 +35,8 @@ class Runner(abc.ABC):
     ----------
     name : str
         Who, in tables: ``"llama.cpp Q8_0"``.
+    key : str
+        Who, on the command line: ``"flarecore"`` or a name of ``flarecore.bench.peers.PEERS``.
     weight_bytes : int
         Bytes of weights that a forward pass reads, however many rows it has.
     kv_value_bytes : int
@@ -42,6 +44,7 @@ class Runner(abc.ABC):
     """
 
     name: str
+    key: str = "flarecore"
     weight_bytes: int = 0
     kv_value_bytes: int = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from flarecore.bench import decode, load, prefill, quality, sampling
+from flarecore.bench import busy, decode, load, prefill, quality, sampling
 from flarecore.bench.harness import Progress, no_progress
 from flarecore.bench.rows import Report
 from flarecore.bench.session import BenchOptions, Session, open_session
@@ -52,7 +52,7 @@ def run_suite(
     """
     measures: dict[str, Callable[[Session], Report]] = {
         "decode": lambda s: decode.measure(s, suite.decode),
-        "busy": lambda s: decode.measure_busy(s, suite.decode),
+        "busy": lambda s: busy.measure(s, suite.decode),
         "prefill": lambda s: prefill.measure(s, suite.prefill),
         "load": lambda s: load.measure(s, suite.load),
         "sampling": lambda s: sampling.measure(s, suite.sampling),

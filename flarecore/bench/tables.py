@@ -101,8 +101,8 @@ _LEGENDS = {
     "prefill": "Time from a prompt that nobody has seen to the token after it.",
     "load": "From the start of the process. peak MB: with pages of the model file; own MB: "
             "without.",
-    "sampling": "Time a token; step: what is added to a plain argmax, as a share of a decode step "
-                "of this model.",
+    "sampling": "Time a token. all: confidence, minimum, mask and sentence boundary; step: what "
+                "they add to a plain argmax, as a share of a decode step of this model.",
     "quality": "loss: of perplexity against float32, ± its standard error. equal: greedy tokens "
                "behind the exact engine's own; in a row: until the first difference.",
 }
@@ -127,29 +127,36 @@ def print_report(console: Console, report: Report) -> None:
     console : rich.console.Console
     report : Report
     """
-    from rich.table import Table
     from rich.text import Text
 
     console.print(Text(f"{report.benchmark}: {report.model} ({report.model_format})", "bold"))
     for line in report.machine.lines():
         console.print(Text(line, "dim"))
+    console.print()
     shown = columns(report.benchmark)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for number, (header, _) in enumerate(shown):
-        table.add_column(header, justify="left" if number == 0 else "right",
-                         overflow="fold" if number == 0 else "ellipsis", no_wrap=number > 0)
+    cells = {id(row): [show(row) for _, show in shown] for row in report.rows}
+    widths = [max(len(header), *(len(line[i]) for line in cells.values()), 0)
+              for i, (header, _) in enumerate(shown)]
+    console.print(Text(_line([header for header, _ in shown], widths), "dim"), no_wrap=True)
     for case, rows in _cases(report):
-        table.add_row(Text(case, "italic"))
+        console.print(Text(case, "italic"))
         for row in rows:
-            table.add_row(*(f"  {show(row)}" if number == 0 else show(row)
-                            for number, (_, show) in enumerate(shown)))
-    console.print(table)
+            style = "bold" if row.engine.startswith("flarecore") else ""
+            console.print(Text(_line(cells[id(row)], widths), style), no_wrap=True)
+    console.print()
     console.print(Text(_LEGENDS[report.benchmark], "dim"))
     for proof in report.proofs:
         console.print(Text(f"shown: {proof}", "dim"))
     for note in report.notes:
         console.print(Text(f"note: {note}", "dim"))
     console.print()
+
+
+def _line(texts: Sequence[str], widths: Sequence[int]) -> str:
+    """The first to the left, the others to the right of their column."""
+    first, *others = (text.ljust(width) if i == 0 else text.rjust(width)
+                      for i, (text, width) in enumerate(zip(texts, widths, strict=True)))
+    return " ".join((" " + first, *others)).rstrip()
 
 
 def markdown(report: Report) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flarecore.bench.proofs import transformers_decoder
 from flarecore.bench.runner import Runner, TokenIds
 from flarecore.errors import UnsupportedError
 
@@ -41,9 +42,7 @@ class TransformersRunner(Runner):
         try:
             import torch
 
-            from flarecore.reference.transformers_backend import TransformersDecoder
-
-            decoder = TransformersDecoder(path)
+            decoder = transformers_decoder(path)
         except ImportError as error:
             raise UnsupportedError(
                 f"{error}; pip install 'flarecore[transformers,dev]'") from error

@@ -160,4 +160,12 @@ def _command(args: argparse.Namespace) -> str:
         parts.append(f"--peers {args.peers}")
     if args.text is not None:
         parts.append(f"--text {args.text.name}")
+    if args.busy:
+        parts.append("--busy")
+    for name in ("contexts", "sequences", "rows", "tokens", "sizes", "vocab_sizes", "max_tokens",
+                 "window", "prompts"):
+        value = getattr(args, name)
+        if value is not None:
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            parts.append(f"--{name.replace('_', '-')} {shown}")
     return " ".join(parts)
