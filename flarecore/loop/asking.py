@@ -119,8 +119,8 @@ class Asker:
             decoded, num_context = answer
             written = decoded.text_bytes.decode("utf-8", "replace")
             query = _cleaned(written)
-            is_query = query.endswith(("?", "？")) if purpose == "questions" \
-                else not is_punctuation_or_space(query.encode())
+            is_query = not is_punctuation_or_space(query.encode()) and (
+                purpose != "questions" or query.endswith(("?", "？")))
             if is_query:
                 used.append(query)
             counts = operation_counts(decoded.stats, num_context)
