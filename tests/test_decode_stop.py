@@ -1,4 +1,4 @@
-"""`stop_below`: a decode that ends at its first low token, against a whole sentence, cut by hand."""
+"""`stop_below`: a decode that ends at its first low token, against a sentence cut by hand."""
 
 from __future__ import annotations
 
