@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,17 @@ from typing import Any
 import gguf
 import numpy as np
 
+from flarecore.sampling import SamplingParams
+
 # |difference| of a probability between two float32 implementations of one model (guarantee 2).
 PROB_TOLERANCE = 1e-4
+
+# Options of a decode that only max_tokens or the context ends.
+DECODE: dict[str, Any] = {
+    "sampling": SamplingParams(temperature=1.0, seed=1),
+    "until": "eos",
+    "ignore_eos": True,
+}
 
 
 def chi_square_z(counts: np.ndarray, probs: np.ndarray) -> float:
@@ -249,6 +258,12 @@ def random_ids(num_tokens: int, vocab_size: int = 271, seed: int = 0) -> list[in
     return np.random.default_rng(seed).integers(0, vocab_size - 3, num_tokens).tolist()
 
 
-def as_rows(values: Sequence[np.ndarray]) -> bytes:
-    """Bytes of some arrays, for comparison bit for bit."""
-    return b"".join(np.ascontiguousarray(value).tobytes() for value in values)
+def result_bits(decoded: Any) -> tuple[tuple[int, ...], bytes]:
+    """What must be equal: ids and the bits of their confidences."""
+    return decoded.token_ids, decoded.probs.tobytes()
+
+
+def state(sequence: Any) -> tuple[list[int], Any]:
+    """Everything a later operation can see of a sequence."""
+    with contextlib.closing(sequence.fork()) as fork:
+        return sequence.token_ids, result_bits(fork.decode(6, **DECODE))

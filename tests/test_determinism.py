@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import TinyLlama, open_engine, random_ids, smollm2_path
+from helpers import TinyLlama, open_engine, random_ids, result_bits, smollm2_path
 
 from flarecore import _C
 from flarecore.sampling import SamplingParams
@@ -31,12 +31,7 @@ SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "penalised": PENALISED}
 
 def run(sequence, sampling, **options):
     decoded = sequence.decode(NUM_NEW, sampling=sampling, until="eos", ignore_eos=True, **options)
-    return result_of(decoded)
-
-
-def result_of(decoded):
-    """What must be equal: ids and the bits of their confidences."""
-    return decoded.token_ids, decoded.probs.tobytes()
+    return result_bits(decoded)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +146,7 @@ def test_batch_mates(expected, compute, max_batch_tokens):
     alone = []
     for prompt in prompts:
         single = open_engine(SPEC, compute=compute)
-        alone.append(result_of(single.sequence(prompt).decode(NUM_NEW, **options)))
+        alone.append(result_bits(single.sequence(prompt).decode(NUM_NEW, **options)))
         single.close()
     assert alone[0] == expected[compute, "sampled"]
 
@@ -161,7 +156,7 @@ def test_batch_mates(expected, compute, max_batch_tokens):
             sequence.regenerate_async(prompt, max_tokens=NUM_NEW, **options)
             for sequence, prompt in zip(sequences, prompts, strict=True)
         ]
-        return [result_of(await operation) for operation in operations]
+        return [result_bits(await operation) for operation in operations]
 
     steps_before = engine.stats().num_steps
     assert asyncio.run(together()) == alone
@@ -196,7 +191,7 @@ def test_proposals(expected, compute, name):
         decoded = sequence.decode(
             NUM_NEW, sampling=SAMPLINGS[name], until="eos", ignore_eos=True, proposal=proposal
         )
-        assert result_of(decoded) == expected[compute, name], kind
+        assert result_bits(decoded) == expected[compute, name], kind
         assert sequence.num_tokens == len(PROMPT) + NUM_NEW
         num_accepted[kind] = decoded.stats.num_accepted
         engine.check_integrity()
@@ -216,7 +211,7 @@ def test_proposal_after_evidence(expected, compute):
             PROMPT[120:], proposal=proposal, max_tokens=NUM_NEW, sampling=SAMPLED, until="eos",
             ignore_eos=True, pass_index=0,
         )  # fmt: skip
-        results.append(result_of(decoded))
+        results.append(result_bits(decoded))
     assert results == [expected[compute, "sampled"]] * 3
 
 
@@ -233,7 +228,7 @@ def test_lookup(expected, compute, name):
                 NUM_NEW, sampling=SAMPLINGS[name], until="eos", ignore_eos=True, lookup=lookup,
                 proposal=proposal,
             )  # fmt: skip
-            assert result_of(decoded) == expected[compute, name]
+            assert result_bits(decoded) == expected[compute, name]
             num_accepted.append(decoded.stats.num_accepted)
     assert max(num_accepted) > 10, "lookup was never of use"
 
@@ -309,6 +304,6 @@ def test_smollm2_threads_and_chunks(compute):
         token_ids = engine.tokenizer.encode("Alan Turing was born in London in 1912. " * 4)
         sequence = engine.sequence(token_ids)
         decoded = sequence.decode(8, sampling=SAMPLED, until="eos", ignore_eos=True)
-        results.append(result_of(decoded))
+        results.append(result_bits(decoded))
         engine.close()
     assert results[0] == results[1]

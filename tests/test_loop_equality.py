@@ -78,9 +78,14 @@ class FreshEngines:
 
     def __init__(self, engine, sampling):
         self.engine, self.sampling = engine, SamplingParams(**sampling)
+        self.last = None
 
     def stream(self, token_ids, pass_index):
-        fresh = Engine(self.engine.model, compute=self.engine.compute, kv_cache_bytes=2**27)
+        if self.last is not None:
+            self.last.close()
+        self.last = fresh = Engine(
+            self.engine.model, compute=self.engine.compute, kv_cache_bytes=2**27
+        )
         sequence = fresh.sequence(token_ids)
 
         def next_token():
@@ -258,7 +263,7 @@ def test_smollm2_equals_the_naive_loop_on_transformers():
     """Nothing of ours below the loop: transformers, the reference sampler, the reference text."""
     engine = smollm2_engine("float32")
     retriever = LexicalRetriever(FACTS, k=2)
-    options = {"theta": 0.5, "placement": "prefix", "max_new_tokens": 40}
+    options = {"theta": 0.5, "placement": "prefix", "max_sentences": 2}
     result = run_loop(engine, retriever, ENDLESS, **options)
     source = ReferenceTokenSource(smollm2_transformers(), engine.tokenizer.eos_token_ids, ENDLESS)
     naive = naive_flare(

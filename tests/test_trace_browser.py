@@ -16,7 +16,7 @@ BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(
     BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is installed ('make test' "
                             "installs Chromium if it may; on Debian: apt-get install chromium)")
-SIZES = [(360, "light"), (360, "dark"), (720, "light"), (1400, "light"), (1400, "dark")]
+SIZES = [(360, "light"), (720, "dark"), (1400, "light")]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def test_tokens_show_confidence_by_more_than_colour(browser, pages, scheme):
             const s = getComputedStyle(e);
             return [e.innerText, s.backgroundColor, s.borderBottomWidth, s.fontWeight,
                     s.textDecorationLine]; })""")
-    low = [t for t in tokens if t[0] == "1913"][0]
-    sure = [t for t in tokens if t[0] == "born"][0]
+    low = next(t for t in tokens if t[0] == "1913")
+    sure = next(t for t in tokens if t[0] == "born")
     assert sure[1:] == ["rgba(0, 0, 0, 0)", "0px", "400", "none"]
     assert low[1] != sure[1] and float(low[2].removesuffix("px")) >= 3
     assert low[3:] == ["700", "line-through"]
@@ -147,14 +147,12 @@ def test_a_token_tells_its_confidence_to_pointer_and_keys(browser, pages):
     note = "0.1 · below θ · not in the query"
     assert first == {"pointed": [True, False, note, False], "left": [True, note],
                      "at": "was", "tip": "0.95"}
-    table = js(browser, """
+    rows = json.loads(browser.js("""new Promise(resolve => {
         const details = document.querySelector("#a1s2 .exact");
-        details.open = true;
-        return details.querySelector("summary").innerText""")
-    assert table == "Confidences as a table"
-    rows = json.loads(browser.js("""new Promise(resolve => setTimeout(() => resolve(JSON.stringify(
-        [...document.querySelectorAll("#a1s2 .exact tr")].map(
-            row => [...row.children].map(cell => cell.innerText)))), 50))"""))
+        details.addEventListener("toggle", () => resolve(JSON.stringify(
+            [...details.querySelectorAll("tr")].map(
+                row => [...row.children].map(cell => cell.innerText)))));
+        details.querySelector("summary").click(); })"""))
     assert ["1913", "0.1", "below θ, not in the query"] in rows and len(rows) == 8
 
 

@@ -84,7 +84,7 @@ def test_draft_tokens_tell_confidence_threshold_and_mask(trace, page):
     tokens = card.one("p", "tokens").all(cls="t")
     assert [t.text for t in tokens] == [text.strip() for text in draft.tokens]
     assert card.one("p", "tokens").text == draft.text.strip()
-    low = [t for t in tokens if t.text == "1913"][0]
+    low = next(t for t in tokens if t.text == "1913")
     assert low.name == "s" and low.classes == {"t", "c1", "lo"}
     assert low.attributes["title"] == "0.1 · below θ · not in the query"
     others = [t for t in tokens if t is not low]
@@ -240,6 +240,17 @@ def test_a_trace_that_contradicts_itself_is_refused(trace, part, field, message)
         Trace.from_dict(data).to_html()
     with pytest.raises(ConfigError, match="at least one trace"):
         trace_page([])
+
+
+def test_a_sentence_that_evidence_did_not_change_says_so(trace):
+    second = trace.sentences[1]
+    same = dataclasses.replace(second, regenerations=(
+        dataclasses.replace(second.draft, pass_index=1, num_proposed=8, num_accepted=8),))
+    page = parse(dataclasses.replace(trace, sentences=(same,)).to_html())
+    assert page.one("span", "badge").text == "= written again with evidence, unchanged"
+    card = page.one("li", "sentence")
+    assert not card.all("del") and not card.all("ins")
+    assert "Against the draft: the same 8 tokens" in card.text
 
 
 def test_odd_numbers_and_unknown_names_do_no_harm(trace):

@@ -112,11 +112,13 @@ def _tiles(trace: Trace) -> Markup:
          f"trigger rate {percent(stats.num_triggers, stats.num_drafts)}"),
         (count(stats.num_retrievals), "searches",
          f"{count(stats.num_regenerations, 'sentence')} written again"),
-        (percent(stats.num_reused, context), "of the context reused",
-         f"{count(stats.num_prefilled)} of {count(context)} tokens prefilled"),
-        (percent(stats.num_accepted, stats.num_proposed), "of proposals right",
-         f"{count(stats.num_accepted)} of {count(stats.num_proposed, 'token')}"),
     ]
+    if context > 0:
+        tiles.append((percent(stats.num_reused, context), "of the context reused",
+                      f"{count(stats.num_prefilled)} of {count(context)} tokens prefilled"))
+    if stats.num_proposed > 0:
+        tiles.append((percent(stats.num_accepted, stats.num_proposed), "of proposals right",
+                      f"{count(stats.num_accepted)} of {count(stats.num_proposed, 'token')}"))
     found, words = evidence_use(trace)
     if words:
         tiles.append((percent(found, words), "evidence use",

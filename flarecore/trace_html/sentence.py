@@ -24,6 +24,7 @@ OUTCOMES = {
     "draft": ("✓", "accepted as drafted"),
     "unsupported": ("!", "accepted without support"),
     "regenerated": ("↻", "written again with evidence"),
+    "unchanged": ("=", "written again with evidence, unchanged"),
     "omitted": ("∅", "left out"),
     "nothing": ("■", "no sentence: the answer ended"),
 }
@@ -54,6 +55,9 @@ def outcome_of(sentence: SentenceTrace) -> str:
     """A key of :data:`OUTCOMES`, or an outcome that is not known here."""
     if sentence.outcome == "draft" and sentence.unsupported_because is not None:
         return "unsupported"
+    if sentence.outcome == "regenerated" and sentence.regenerations \
+            and sentence.regenerations[-1].token_ids == sentence.draft.token_ids:
+        return "unchanged"
     return sentence.outcome
 
 
