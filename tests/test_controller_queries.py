@@ -244,7 +244,8 @@ def test_default_requests_fit_their_kind_of_model():
 
 
 @pytest.mark.parametrize(("written", "query"), [
-    (" Ann Bob meeting Rome", "Ann Bob meeting Rome"), ('\nKeywords: "Ann Rome"', "Ann Rome"),
+    (" Ann Bob meeting Rome", "Ann Bob meeting Rome"), (" 1. Ann, Rome; Ann,", "Ann Rome"),
+    (" 1912 Ann", "1912 Ann"), ('\nKeywords: "Ann Rome"', "Ann Rome"),
     ("", "Ann met Bob in Rome on Monday."), (" ...", "Ann met Bob in Rome on Monday.")])
 def test_the_model_writes_keywords(written, query):
     result, engine, retriever, script = ask({"KEYS": written}, kind="keywords")

@@ -43,7 +43,8 @@ def test_questions_of_a_sentence_are_decoded_together_and_as_if_alone():
         for asked in first.asked:
             # only the request was prefilled
             assert asked.num_reused >= len(draft) - 1
-            request = TEMPLATE.question_query.replace("{span}", asked.span)
+            request = TEMPLATE.question_query.replace("{span}", asked.span).replace(
+                "{sentence}", first.draft.text.strip())
             fresh = engine.sequence([*draft, *engine.tokenizer.encode(request)])
             same = fresh.decode(OPTIONS["max_query_tokens"], until="sentence")
             assert same.text == asked.text
