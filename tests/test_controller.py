@@ -10,6 +10,7 @@ from flarecore.errors import ConfigError
 from flarecore.events import (
     DraftFinished,
     DraftStarted,
+    Event,
     Finished,
     RetrievalFinished,
     RetrievalStarted,
@@ -17,6 +18,7 @@ from flarecore.events import (
 )
 from flarecore.flare import Flare
 from flarecore.templates import PromptTemplate
+from flarecore.trace import Trace
 
 BASE = PromptTemplate.base(head="", stop=())
 PAPER = PromptTemplate.base(
@@ -44,6 +46,8 @@ def run(script, retriever=None, *, engine=None, prompt="Who?", request=None, **o
     assert [s.token_ids for s in accepted if s.token_ids] == [
         s.token_ids for s in result.trace.sentences if s.outcome in ("draft", "regenerated")]
     assert not isinstance(script, Lists) or script.is_used_up
+    assert Trace.from_json(result.trace.to_json()) == result.trace
+    assert [Event.from_json(e.to_json()) for e in events] == events
     return result, engine, events
 
 
