@@ -48,7 +48,7 @@ help:
 demo: setup
 	@$(PY) -m flarecore demo $(DEMO)
 
-test: setup-test
+test: setup-test $(STAMPS)/browser
 	@$(PY) -m pytest $(TEST)
 
 lint: setup-test
@@ -104,4 +104,14 @@ $(STAMPS)/bench: $(STAMPS)/test
 	$(call say,installing the peers to compare with (llama.cpp is compiled: several minutes))
 	@$(PIP) 'pytest-benchmark>=4'
 	@$(PIP) 'flarecore[bench]' || echo "· llama.cpp could not be installed: the benchmarks run without it"
+	@touch $@
+
+# One test looks at a page in Chromium; where that cannot be installed it says so and is skipped.
+$(STAMPS)/browser: | $(STAMPS)/venv
+	@if ! { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "· installing Chromium, which the tests of the HTML pages look with (about 100 MB)"; \
+	    { timeout 120 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 \
+	      || echo "· Chromium could not be installed: those tests will be skipped"; \
+	  else echo "· no Chromium here: tests of the HTML pages in a browser will be skipped"; fi; fi
 	@touch $@

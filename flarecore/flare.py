@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 
 from flarecore.config import FlareConfig
-from flarecore.errors import ConfigError, ContextOverflowError
+from flarecore.errors import ConfigError
 from flarecore.events import Event
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.controller import AnswerLoop
@@ -15,8 +15,10 @@ from flarecore.loop.effects import Steps
 from flarecore.loop.evidence import EvidenceMaker
 from flarecore.loop.interfaces import EngineLike
 from flarecore.loop.joint import Joint
-from flarecore.loop.prompt import Prompt, PromptInput
+from flarecore.loop.pieces import PieceEncoder
+from flarecore.loop.prompt import PromptInput
 from flarecore.loop.prompt_builder import PromptBuilder, check_text
+from flarecore.loop.room import check_room
 from flarecore.result import FlareResult
 from flarecore.retrieval.passage import Filter, Retriever
 
@@ -135,8 +137,7 @@ class Flare:
         if retriever is None:
             if config.may_retrieve:
                 raise ConfigError(
-                    "a retriever is needed; without one, use FlareConfig(trigger='never', "
-                    "initial_retrieval=False)")
+                    "a retriever is needed; without one, use FlareConfig(gate='never')")
         elif not callable(getattr(retriever, "search", None)):
             raise ConfigError(
                 f"retriever must have a method search(queries, k, filter), got "
@@ -146,6 +147,7 @@ class Flare:
         self._config = config
         self._clock = clock
         self._prompts = PromptBuilder(engine.tokenizer, config.template)
+        self._pieces = PieceEncoder(engine.tokenizer)
         self._joint = Joint(engine.tokenizer)
 
     @property
@@ -246,35 +248,18 @@ class Flare:
         built, template = self._prompts.build(
             prompt, question=question, num_head_tokens=num_head_tokens,
             vocab_size=model.config.vocab_size)
-        if self._config.initial_retrieval and built.question_text is None:
+        asks = self._config.gate == "always" or (
+            self._config.initial_retrieval and self._config.gate != "never")
+        if asks and built.question_text is None:
             raise ConfigError(
                 "the initial retrieval searches with the question, which token ids do not tell: "
                 "pass question=..., or use initial_retrieval=False")
-        self._check_room(built, model.config.context_length)
+        check_room(self._config, built, template, self._pieces, model.config.context_length)
         return AnswerSetup(
-            engine=self._engine, config=self._config, prompt=built,
+            engine=self._engine, config=self._config, prompt=built, template=template,
+            pieces=self._pieces,
             maker=EvidenceMaker(self._engine.tokenizer, template, self._config),
             joint=self._joint, scope=scope, filter=filter, clock=self._clock)
-
-    def _check_room(self, prompt: Prompt, context_length: int) -> None:
-        config = self._config
-        num_prompt = len(prompt.token_ids)
-        parts = {"prompt": num_prompt}
-        if config.overflow == "error":
-            parts["max_new_tokens"] = config.max_new_tokens
-            if config.may_retrieve:
-                parts["max_evidence_tokens"] = config.max_evidence_tokens
-                parts["text around the evidence"] = prompt.max_block_tokens(config.placement)
-        else:
-            parts["one sentence"] = min(config.max_draft_tokens, config.max_new_tokens)
-        total = sum(parts.values())
-        if total > context_length:
-            shown = " + ".join(f"{name} {num}" for name, num in parts.items())
-            hint = "shorten the prompt or lower these options" + (
-                ", or use overflow='drop_oldest'" if config.overflow == "error" else "")
-            raise ContextOverflowError(
-                f"the model's context holds {context_length} tokens, but the answer may need "
-                f"{total} ({shown}); {hint}")
 
 
 def _steps(setup: AnswerSetup) -> Steps[FlareResult]:

@@ -50,8 +50,7 @@ def test_a_wrong_value_is_an_error_that_names_the_option(name, value):
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("placement", "parallel"), ("trigger", "mean"), ("query", "question"),
-    ("evidence_policy", "sticky")])
+    ("placement", "parallel")])
 def test_what_is_not_built_is_not_accepted(name, value):
     with pytest.raises(UnsupportedError, match=f"{name}='{value}' is not available.*use one of"):
         FlareConfig(**{name: value})

@@ -266,7 +266,7 @@ def test_initial_retrieval_without_a_result():
 def test_scope_and_filter_reach_the_retriever_whatever_the_draft_says():
     script = Lists([Say(" In 1913.", low=LOW), Say(" No.", prob=0.1), Say(stop="eos")],
                    [Say(" In 1912."), Say(" Yes.")])
-    retriever = ScriptedRetriever(passages("P."))
+    retriever = ScriptedRetriever(passages("P."), passages("Q.", first_id=1))
     allowed = {"tenant": "a", "year": {"gte": 2024}}
     result, _, _ = run(script, retriever, initial_retrieval=True,
                        request={"scope": "2024 policy", "filter": allowed})

@@ -126,6 +126,19 @@ def test_verification_rows_match_reference_and_decode(window):
         assert bits(alone[0]) == bits(together[i]), f"row {row} depends on its batch"
 
 
+@pytest.mark.parametrize("window", [0, 1024])
+def test_many_splits_join_in_one_order(window):
+    # More splits than are joined at once; with the window, row 1279 alone starts at split 1, but
+    # its tile at split 0.
+    cache = Cache([1400], num_kv_heads=1, head_dim=32, dtype=torch.float16)
+    rows = [(0, 1278), (0, 1279), (0, 1399)]
+    check(cache, rows, 2, window=window)
+    together, _ = run(cache, rows, 2, window=window)
+    for i, row in enumerate(rows):
+        alone, _ = run(cache, [row], 2, window=window)
+        assert bits(alone[0]) == bits(together[i])
+
+
 def test_decode_bits_do_not_depend_on_the_grid():
     cache = Cache([300, 90], num_kv_heads=2, head_dim=32, dtype=torch.bfloat16)
     rows = [(0, 299), (1, 89)]

@@ -12,7 +12,6 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from flarecore.cli.wording import content_words, excerpt, filter_words, printable, used_spans
 from flarecore.events import (
     DraftFinished,
     DraftStarted,
@@ -23,6 +22,7 @@ from flarecore.events import (
     SentenceAccepted,
 )
 from flarecore.trace import PassageTrace
+from flarecore.wording import content_words, excerpt, filter_words, printable, used_spans
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -36,6 +36,15 @@ _SHADES = ((0.8, "green"), (0.6, "color(100)"), (0.4, "color(172)"), (0.2, "colo
            (0.0, "color(160)"))
 _LABEL_WIDTH = 8
 _EXCERPT_CHARS = 200
+# What is said beside a query; of a masked one the draft says it.
+_SOURCES = {
+    "mask": "",
+    "question": "  (nothing left of the draft: the question)",
+    "sentence": "  (the whole draft)",
+    "questions": "  (written by the model)",
+    "keywords": "  (written by the model)",
+    "callable": "  (made by the application)",
+}
 _MIN_USED_WORDS = 2  # a single common word is no use of a passage
 
 
@@ -72,7 +81,8 @@ def print_legend(console: Console, *, theta: float, beta: float, remark: str) ->
         legend.append("[in brackets]: ")
     legend.append(f"below β = {beta:g}, left out of the query; a sentence with a token below "
                   f"θ = {theta:g} is looked up")
-    console.print(Text(printable(remark), "dim"))
+    if remark:
+        console.print(Text(printable(remark), "dim"))
     console.print(legend)
     console.print()
 
@@ -150,13 +160,13 @@ class AnswerView:
         if not event.is_initial:
             self._show_draft(event.kept)
         self._has_query = True
-        query = printable(event.query)
-        note = "" if event.is_initial or event.query_source == "mask" else (
-            "  (nothing left of the draft: the question)"
-            if event.query_source == "question" else f"  ({event.query_source})")
+        note = "" if event.is_initial else _SOURCES.get(event.query_source, event.query_source)
         if event.is_initial and event.filter:
             note = f"  where {filter_words(event.filter)}"
-        self._row("query", self._text((query, "cyan"), (note, "dim")))
+        for number, query in enumerate(event.queries):
+            label = "query" if number == 0 else ""
+            self._row(label, self._text((printable(query), "cyan"), (note, "dim")))
+            note = ""
         self._status("searching")
 
     def _show_found(self, event: RetrievalFinished) -> None:
@@ -223,8 +233,7 @@ class AnswerView:
             draft.append(word, shade(self._draft.probs[at]) + ("" if keep else " strike"))
         draft.append("]" if masked else "")
         if self._draft.triggered and not self._is_live:
-            lowest = min(self._draft.probs, default=1.0)
-            draft.append(f"  (lowest confidence {lowest:.2f} < {self._theta:.2f})", "dim")
+            draft.append(f"  ({_why(self._draft, self._theta)})", "dim")
         self._row("draft", draft)
 
     def _show_passage(self, passage: PassageTrace, words: frozenset[str]) -> None:
@@ -289,6 +298,17 @@ class AnswerView:
         if status is None:
             return panel
         return Group(panel, Spinner("dots", self._text((" " + status, "dim"))))
+
+
+def _why(draft: DraftFinished, theta: float) -> str:
+    """Why a draft is looked up."""
+    rule = draft.rule
+    if rule is not None:
+        what = rule.entry if rule.kind == "callable" else rule.text
+        return printable(f"{rule.name.replace('_', ' ')}: {what}")
+    lowest = min(draft.probs, default=1.0)
+    return f"lowest confidence {lowest:.2f} < {theta:.2f}" if lowest < theta \
+        else "asks for evidence"
 
 
 def _flat(text: str, *, strip: bool = True) -> str:
