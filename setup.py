@@ -42,16 +42,23 @@ def native_sources() -> list[str]:
 
 
 def is_stale(obj: Path) -> bool:
-    """True if the object is missing or older than a file named in its dependency list."""
+    """True if the object is missing or older than this file or one in its dependency list."""
     dependencies = obj.with_suffix(".d")
     if not obj.exists() or not dependencies.exists():
         return True
-    names = dependencies.read_text().split(":", 1)[1].replace("\\\n", " ").split()
+    listed = dependencies.read_text().split(":", 1)[1].replace("\\\n", " ").split()
     built = obj.stat().st_mtime
-    return any(not Path(n).exists() or Path(n).stat().st_mtime > built for n in names)
+    return any(not Path(n).exists() or Path(n).stat().st_mtime > built for n in [*listed, __file__])
 
 
 class BuildExt(build_ext):
+    def finalize_options(self):
+        super().finalize_options()
+        # One place for objects, also when pip builds in a temporary folder: only what is stale is
+        # compiled again. The linker always runs, since only is_stale() looks at headers.
+        self.build_temp = str(ROOT / "build" / f"objects-{sys.implementation.cache_tag}")
+        self.force = True
+
     def build_extension(self, ext):
         self.compiler.compile = self._compile_parallel
         super().build_extension(ext)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flarecore.candidate import Candidate
 from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.loop.candidate import Candidate
 from flarecore.sampling import SamplingParams
 from flarecore.templates import PromptTemplate
 from flarecore.validation import (

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flarecore.result import FlareResult
+
 __all__ = [
     "CancelledError",
     "ConfigError",
@@ -18,7 +23,15 @@ __all__ = [
 
 
 class FlarecoreError(Exception):
-    """Base of every error that flarecore raises on purpose."""
+    """Base of every error that flarecore raises on purpose.
+
+    Attributes
+    ----------
+    partial : FlareResult or None
+        What was accepted of an answer before the error ended it; None outside of an answer.
+    """
+
+    partial: FlareResult | None = None
 
 
 class ConfigError(FlarecoreError, ValueError):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 
-from flarecore.answer_setup import AnswerSetup
 from flarecore.config import FlareConfig
-from flarecore.controller import AnswerLoop
-from flarecore.drivers import Outcome, drive, drive_async
-from flarecore.effects import Steps
 from flarecore.errors import ConfigError, ContextOverflowError
 from flarecore.events import Event
-from flarecore.evidence import EvidenceMaker
-from flarecore.interfaces import EngineLike
-from flarecore.joint import Joint
-from flarecore.prompt import Prompt, PromptInput
-from flarecore.prompt_builder import PromptBuilder, check_text
+from flarecore.loop.answer_setup import AnswerSetup
+from flarecore.loop.controller import AnswerLoop
+from flarecore.loop.drivers import Outcome, drive, drive_async
+from flarecore.loop.effects import Steps
+from flarecore.loop.evidence import EvidenceMaker
+from flarecore.loop.interfaces import EngineLike
+from flarecore.loop.joint import Joint
+from flarecore.loop.prompt import Prompt, PromptInput
+from flarecore.loop.prompt_builder import PromptBuilder, check_text
 from flarecore.result import FlareResult
 from flarecore.retrieval.passage import Filter, Retriever
 

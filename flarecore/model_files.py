@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from flarecore._model_parts import Progress, cache_directory, is_joined, join_parts
 from flarecore.errors import ModelFileError
+from flarecore.model_parts import Progress, cache_directory, is_joined, join_parts
 
 __all__ = ["KNOWN_MODELS", "MODELS_VARIABLE", "ModelParts", "PackagedModel", "find_model"]
 
@@ -162,7 +162,7 @@ def find_model(name: str | os.PathLike[str], *, progress: Progress | None = None
     """Path of a model's file, or of its directory.
 
     A model whose package carries it in parts is joined at the first call, which takes some seconds
-    and as much space as the file; see :func:`flarecore._model_parts.cache_directory`.
+    and as much space as the file; see :func:`flarecore.model_parts.cache_directory`.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
-"""Paged attention: what callers use. Kernels are in attention_decode.py and attention_prefill.py."""
+"""Paged attention: what callers use of attention_decode.py and attention_prefill.py."""
 
-from .attention_decode import SPLIT_TOKENS, DecodeWorkspace, decode_attention
+from .attention_decode import decode_attention
 from .attention_prefill import prefill_attention
+from .attention_workspace import SPLIT_TOKENS, DecodeWorkspace
 
 __all__ = [
     "SPLIT_TOKENS",

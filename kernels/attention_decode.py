@@ -8,8 +8,6 @@ on its batch. Source of the split: Dao et al., "Flash-Decoding for long-context 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -17,15 +15,16 @@ import triton.language as tl
 from .attention_tile import (
     LOG2_E,
     _attend,
-    _first_visible,
+    _load_queries,
     _store_rows,
+    _tile_rows,
     check_attention,
 )
-from .checks import INTERPRETED, ceil_div, check_tensor, next_power_of_2, require
+from .attention_workspace import SPLIT_TOKENS, DecodeWorkspace
+from .checks import INTERPRETED, ceil_div, next_power_of_2, require
 from .rope import BLOCK_TOKENS
 
 BLOCK_M = 16  # rows x heads of one tile: the smallest tensor-core tile
-SPLIT_TOKENS = 256  # a split never depends on the batch or on the length of the context
 
 
 @triton.jit
@@ -34,8 +33,8 @@ def _join_splits(partial_ptr, stats_ptr, entry, split_begin, split_end, valid,
                  JOIN: tl.constexpr):  # fmt: skip
     """Join the splits [split_begin, split_end) in ascending order, JOIN at a time.
 
-    Groups of JOIN are aligned to absolute split indices and absent splits weigh exactly zero, so the
-    order of a row's sum does not depend on the range either.
+    Groups of JOIN are aligned to absolute split indices and absent splits weigh exactly zero, so
+    the order of a row's sum does not depend on the range either.
     """
     d = tl.arange(0, BLOCK_D)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -68,7 +67,8 @@ def _join_splits(partial_ptr, stats_ptr, entry, split_begin, split_end, valid,
     return acc, row_sum
 
 
-@triton.jit
+# Sizes of the batch are not specialised on: one compiled kernel serves them all.
+@triton.jit(do_not_specialize=["table_width", "max_splits", "tiles_per_sequence", "window"])
 def _decode_attention_kernel(
     q_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
     k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
@@ -106,37 +106,24 @@ def _decode_attention_kernel(
     sequence = tl.program_id(0) // tiles_per_sequence
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    ROWS: tl.constexpr = BLOCK_M // GROUP
     row_begin = tl.load(query_begin_ptr + sequence)
-    row_begin += tl.program_id(0) % tiles_per_sequence * ROWS
+    row_begin += tl.program_id(0) % tiles_per_sequence * (BLOCK_M // GROUP)
     row_end = tl.load(query_begin_ptr + sequence + 1)
     if row_begin >= row_end:
         return
 
-    m = tl.arange(0, BLOCK_M)
-    row = row_begin + m // GROUP
-    head = kv_head * GROUP + m % GROUP
-    valid = (m < ROWS * GROUP) & (row < row_end)
-    position = tl.load(positions_ptr + row, mask=valid, other=-1)
-    row = row.to(tl.int64)
     # What both the grid and the block table provide for.
     limit = tl.minimum(tl.num_programs(2) * SPLIT, table_width * BLOCK_TOKENS)
+    row, head, valid, position, first_visible, first_needed, last_needed = _tile_rows(
+        row_begin, row_end, positions_ptr, kv_head, limit, window, GROUP, BLOCK_M
+    )
     in_range = position < limit
-    # Invalid rows and padding (position < 0) see nothing and widen no range.
-    seen = position >= 0
-    first_visible = _first_visible(position, window)
-    last_needed = tl.minimum(tl.max(position, axis=0), limit - 1)
-    first_needed = tl.min(tl.where(seen, first_visible, limit), axis=0)
-    first_needed = tl.minimum(first_needed, tl.maximum(last_needed, 0))
     split_begin = first_needed // SPLIT
     split_end = tl.maximum(last_needed, 0) // SPLIT + 1
     if (split < split_begin) | (split >= split_end):
         return
 
-    d = tl.arange(0, BLOCK_D)
-    q_at = row[:, None] * q_stride + head[:, None] * HEAD_DIM + d[None, :]
-    q = tl.load(q_ptr + q_at, mask=valid[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
-    q = q.to(k_cache_ptr.dtype.element_ty)
+    q = _load_queries(q_ptr, row, head, q_stride, valid, k_cache_ptr, HEAD_DIM, BLOCK_D)
     head_offset = kv_head * (BLOCK_TOKENS * HEAD_DIM)
     acc, row_max, row_sum = _attend(
         q,
@@ -162,9 +149,12 @@ def _decode_attention_kernel(
         UPCAST,
     )
     if split_end - split_begin == 1:
-        _store_rows(out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D)
+        _store_rows(
+            out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D
+        )
         return
 
+    d = tl.arange(0, BLOCK_D)
     entry = (row * NUM_HEADS + head) * max_splits
     d_mask = valid[:, None] & (d < HEAD_DIM)[None, :]
     tl.store(partial_ptr + (entry + split)[:, None] * HEAD_DIM + d[None, :], acc, mask=d_mask)
@@ -180,52 +170,9 @@ def _decode_attention_kernel(
             partial_ptr, stats_ptr, entry, split_begin, split_end, valid,
             BLOCK_M, BLOCK_D, HEAD_DIM, JOIN,
         )  # fmt: skip
-        _store_rows(out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D)
-
-
-@dataclass(frozen=True)
-class DecodeWorkspace:
-    """Device memory that decode launches share; one launch at a time may use it.
-
-    Attributes
-    ----------
-    partial
-        (max_rows, num_heads, max_splits, head_dim) float32: unnormalised sums of the splits.
-    stats
-        (max_rows, num_heads, max_splits, 2) float32: their maximum (log2) and sum of weights.
-    arrivals
-        (max_rows, num_kv_heads) int32: zero before and after every launch.
-    """
-
-    partial: torch.Tensor
-    stats: torch.Tensor
-    arrivals: torch.Tensor
-
-    @classmethod
-    def allocate(
-        cls,
-        max_rows: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        max_context: int,
-        device: torch.device | str,
-    ) -> DecodeWorkspace:
-        """Allocate for up to `max_rows` query rows over up to `max_context` tokens."""
-        for name, value in (("max_rows", max_rows), ("max_context", max_context)):
-            require(value >= 1, f"{name} must be at least 1, got {value}")
-        max_splits = ceil_div(max_context, SPLIT_TOKENS)
-        entries = (max_rows, num_heads, max_splits)
-        return cls(
-            partial=torch.empty((*entries, head_dim), dtype=torch.float32, device=device),
-            stats=torch.empty((*entries, 2), dtype=torch.float32, device=device),
-            arrivals=torch.zeros((max_rows, num_kv_heads), dtype=torch.int32, device=device),
+        _store_rows(
+            out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D
         )
-
-    @property
-    def max_context(self) -> int:
-        """Tokens of context that the workspace provides for."""
-        return self.partial.shape[2] * SPLIT_TOKENS
 
 
 def decode_attention(
@@ -251,10 +198,11 @@ def decode_attention(
         (num_rows, num_heads, head_dim) float; rows of one sequence lie together and may be strided.
         Query head h reads KV head h // (num_heads / num_kv_heads).
     k_cache, v_cache
-        (num_blocks, num_kv_heads, 32, head_dim) float16, bfloat16 or float32.
+        (num_blocks, num_kv_heads, 32, head_dim) float16 or bfloat16, in the interpreter also
+        float32; blocks may be strided, alike in both.
     block_table
-        (num_sequences, table_width) int32: blocks of each sequence in order; entries that no visible
-        token needs are not read.
+        (num_sequences, table_width) int32: blocks of each sequence in order; entries that no
+        visible token needs are not read.
     positions
         (num_rows) int32: position of each row's own token, whose keys are already in the cache; the
         row sees positions [0, position], or the last `window` of them. A row with position < 0 is
@@ -288,14 +236,13 @@ def decode_attention(
     num_rows, num_heads, head_dim = q.shape if q.dim() == 3 else (0, 0, 0)
     if out is None:
         out = torch.empty(tuple(q.shape), dtype=q.dtype, device=q.device)
-    check_attention(q, k_cache, v_cache, block_table, positions, query_begin, out, window)
+    check_attention(
+        q, k_cache, v_cache, block_table, positions, query_begin, out, scale, window, max_query_rows
+    )
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
-    require(
-        group <= BLOCK_M, f"at most {BLOCK_M} query heads may share a KV head, got {group}"
-    )
-    require(max_query_rows >= 1, f"max_query_rows must be at least 1, got {max_query_rows}")
-    num_splits = _check_workspace(workspace, q, num_kv_heads, max_context)
+    require(group <= BLOCK_M, f"at most {BLOCK_M} query heads may share a KV head, got {group}")
+    num_splits = workspace.check(q, num_kv_heads, max_context)
     num_sequences = block_table.shape[0]
     if num_rows == 0 or num_sequences == 0:
         return out
@@ -328,31 +275,3 @@ def decode_constants(num_heads: int, group: int, head_dim: int) -> dict[str, int
         # Half of the stages go to the block ids: this keeps two tiles of keys and values in flight.
         "num_stages": 5,
     }
-
-
-def _check_workspace(
-    workspace: DecodeWorkspace, q: torch.Tensor, num_kv_heads: int, max_context: int
-) -> int:
-    """Check the workspace and return the number of splits of the launch."""
-    num_rows, num_heads, head_dim = q.shape
-    float32, device = (torch.float32,), q.device
-    check_tensor(
-        "workspace.partial", workspace.partial, (None, num_heads, None, head_dim), float32, device
-    )
-    max_rows, _, max_splits, _ = workspace.partial.shape
-    check_tensor(
-        "workspace.stats", workspace.stats, (max_rows, num_heads, max_splits, 2), float32, device
-    )
-    check_tensor(
-        "workspace.arrivals", workspace.arrivals, (max_rows, num_kv_heads), (torch.int32,), device
-    )
-    require(
-        num_rows <= max_rows,
-        f"the workspace is for {max_rows} rows, got {num_rows}; allocate a larger one",
-    )
-    require(
-        1 <= max_context <= workspace.max_context,
-        f"max_context must be 1 to {workspace.max_context} for this workspace, got {max_context}; "
-        "allocate a larger one",
-    )
-    return ceil_div(max_context, SPLIT_TOKENS)

@@ -11,19 +11,22 @@ import torch
 import triton
 import triton.language as tl
 
-from .attention_decode import DecodeWorkspace, decode_attention
+from .attention_decode import decode_attention
 from .attention_tile import (
     LOG2_E,
     _attend,
-    _first_visible,
+    _load_queries,
     _store_rows,
+    _tile_rows,
     check_attention,
 )
+from .attention_workspace import DecodeWorkspace
 from .checks import INTERPRETED, ceil_div, next_power_of_2, require
 from .rope import BLOCK_TOKENS
 
 
-@triton.jit
+# Sizes of the batch are not specialised on: one compiled kernel serves them all.
+@triton.jit(do_not_specialize=["table_width", "tiles_per_sequence", "window"])
 def _prefill_attention_kernel(
     q_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
     k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
@@ -50,29 +53,21 @@ def _prefill_attention_kernel(
     """Many query rows per sequence: one program per tile of rows and KV head, whole context."""
     sequence = tl.program_id(0) // tiles_per_sequence
     kv_head = tl.program_id(1)
-    ROWS: tl.constexpr = BLOCK_M // GROUP
     # Later rows see more tokens; their tiles start first, so that the tail of the launch is short.
     tile = tiles_per_sequence - 1 - tl.program_id(0) % tiles_per_sequence
-    row_begin = tl.load(query_begin_ptr + sequence) + tile * ROWS
+    row_begin = tl.load(query_begin_ptr + sequence) + tile * (BLOCK_M // GROUP)
     row_end = tl.load(query_begin_ptr + sequence + 1)
     if row_begin >= row_end:
         return
 
-    m = tl.arange(0, BLOCK_M)
-    row = row_begin + m // GROUP
-    head = kv_head * GROUP + m % GROUP
-    valid = (m < ROWS * GROUP) & (row < row_end)
-    position = tl.load(positions_ptr + row, mask=valid, other=-1)
-    row = row.to(tl.int64)
     limit = table_width * BLOCK_TOKENS
+    row, head, valid, position, first_visible, first_needed, last_needed = _tile_rows(
+        row_begin, row_end, positions_ptr, kv_head, limit, window, GROUP, BLOCK_M
+    )
     in_range = position < limit
-    seen = position >= 0
-    first_visible = _first_visible(position, window)
-    last_needed = tl.minimum(tl.max(position, axis=0), limit - 1)
-    first_needed = tl.min(tl.where(seen, first_visible, limit), axis=0)
     # Tiles between full_begin and full_end lie in every row's view and need no mask. Rows that are
     # not valid may take part with any position: nothing of theirs is stored.
-    all_see_from = tl.max(tl.where(seen, first_visible, 0), axis=0)
+    all_see_from = tl.max(tl.where(valid, first_visible, 0), axis=0)
     all_see_to = tl.min(tl.where(valid, position, limit), axis=0) + 1
     token_begin = first_needed // BLOCK_N * BLOCK_N
     full_begin = (all_see_from + BLOCK_N - 1) // BLOCK_N * BLOCK_N
@@ -80,10 +75,7 @@ def _prefill_attention_kernel(
     full_begin = tl.minimum(full_begin, last_needed + 1)
     full_end = tl.minimum(full_end, last_needed + 1)
 
-    d = tl.arange(0, BLOCK_D)
-    q_at = row[:, None] * q_stride + head[:, None] * HEAD_DIM + d[None, :]
-    q = tl.load(q_ptr + q_at, mask=valid[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
-    q = q.to(k_cache_ptr.dtype.element_ty)
+    q = _load_queries(q_ptr, row, head, q_stride, valid, k_cache_ptr, HEAD_DIM, BLOCK_D)
     k_ptr = k_cache_ptr + kv_head * (BLOCK_TOKENS * HEAD_DIM)
     v_ptr = v_cache_ptr + kv_head * (BLOCK_TOKENS * HEAD_DIM)
     table_ptr = block_table_ptr + sequence.to(tl.int64) * table_width
@@ -158,7 +150,9 @@ def prefill_attention(
     num_rows, num_heads, head_dim = q.shape if q.dim() == 3 else (0, 0, 0)
     if out is None:
         out = torch.empty(tuple(q.shape), dtype=q.dtype, device=q.device)
-    check_attention(q, k_cache, v_cache, block_table, positions, query_begin, out, window)
+    check_attention(
+        q, k_cache, v_cache, block_table, positions, query_begin, out, scale, window, max_query_rows
+    )
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
     constants = prefill_constants(group, head_dim)
@@ -166,7 +160,6 @@ def prefill_attention(
         group <= constants["BLOCK_M"],
         f"at most {constants['BLOCK_M']} query heads may share a KV head, got {group}",
     )
-    require(max_query_rows >= 1, f"max_query_rows must be at least 1, got {max_query_rows}")
     num_sequences = block_table.shape[0]
     if num_rows == 0 or num_sequences == 0:
         return out

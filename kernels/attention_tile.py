@@ -1,15 +1,16 @@
 """Paged attention: one tile of query rows against a run of tokens, shared by decode and prefill.
 
-Grouped queries over a paged KV cache, flash style: scores of one tile of tokens at a time, a running
-maximum and sum per query row. A tile of the query side packs rows x heads of one KV head, so keys
-and values are read once for the whole group. Source: Dao et al., "FlashAttention", 2022; Kwon et
-al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
+Grouped queries over a paged KV cache, flash style: scores of one tile of tokens at a time, a
+running maximum and sum per query row. A tile of the query side packs rows x heads of one KV head,
+so keys and values are read once for the whole group. Source: Dao et al., "FlashAttention", 2022;
+Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
+2023.
 
-Order of accumulation. A row adds its tokens in tiles aligned to absolute positions, and decode joins
-splits of a fixed number of tokens in ascending order. A tile or split in which a row sees nothing
-leaves its sums as they are, bit for bit: its weights are exact zeros and the rescaling is by exactly
-one. So a row's result depends on its own position and keys only, never on which rows share its tile,
-how many there are, or how many splits the launch provides for.
+Order of accumulation. A row adds its tokens in tiles aligned to absolute positions, and decode
+joins splits of a fixed number of tokens in ascending order. A tile or split in which a row sees
+nothing leaves its sums as they are, bit for bit: its weights are exact zeros and the rescaling is
+by exactly one. So a row's result depends on its own position and keys only, never on which rows
+share its tile, how many there are, or how many splits the launch provides for.
 
 Maxima are kept in units of log2, so that the exponentials are single exp2 instructions.
 """
@@ -20,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .checks import FLOAT_DTYPES, check_tensor, require
+from .checks import FLOAT_DTYPES, INTERPRETED, check_tensor, require
 from .rope import BLOCK_TOKENS
 
 MAX_HEAD_DIM = 256
@@ -72,15 +73,15 @@ def _attend(
             scores = tl.dot(q.to(tl.float32), k.to(tl.float32), input_precision="ieee")
         else:
             scores = tl.dot(q, k, input_precision="ieee")
-        scores = scores * scale_log2
         if MASKED:
             visible = token[None, :] <= last_visible[:, None]
             visible = visible & (token[None, :] >= first_visible[:, None])
             scores = tl.where(visible, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * scale_log2)
         # A row that has seen nothing yet keeps -inf; subtracting 0 instead avoids inf - inf.
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.exp2(scores - shift[:, None])
+        # Explicit, or the compiler would fuse it in tiles without a mask and not in others.
+        p = tl.exp2(tl.fma(scores, scale_log2, -shift[:, None]))
         rescale = tl.exp2(row_max - shift)
         row_sum = tl.fma(row_sum, rescale, tl.sum(p, axis=1))
         row_max = new_max
@@ -96,10 +97,33 @@ def _attend(
 
 
 @triton.jit
-def _first_visible(position, window):
+def _tile_rows(row_begin, row_end, positions_ptr, kv_head, limit, window, GROUP: tl.constexpr,
+               BLOCK_M: tl.constexpr):  # fmt: skip
+    """Rows x heads of one tile: row, head, valid, position, first visible token of each.
+
+    Also the tokens that any of them needs: [first_needed, last_needed], last_needed -1 for none.
+    Rows that are not valid and padding (position < 0) need none.
+    """
+    m = tl.arange(0, BLOCK_M)
+    row = row_begin + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    valid = (m < BLOCK_M // GROUP * GROUP) & (row < row_end)
+    position = tl.load(positions_ptr + row, mask=valid, other=-1)
     # window > 0: a row sees its last `window` tokens, itself included.
-    first = tl.where(window > 0, position - window + 1, 0)
-    return tl.maximum(first, 0)
+    first_visible = tl.maximum(tl.where(window > 0, position - window + 1, 0), 0)
+    last_needed = tl.minimum(tl.max(position, axis=0), limit - 1)
+    first_needed = tl.min(tl.where(position >= 0, first_visible, limit), axis=0)
+    first_needed = tl.minimum(first_needed, tl.maximum(last_needed, 0))
+    return row.to(tl.int64), head, valid, position, first_visible, first_needed, last_needed
+
+
+@triton.jit
+def _load_queries(q_ptr, row, head, q_stride, valid, k_cache_ptr, HEAD_DIM: tl.constexpr,
+                  BLOCK_D: tl.constexpr):  # fmt: skip
+    d = tl.arange(0, BLOCK_D)
+    at = q_ptr + row[:, None] * q_stride + head[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(at, mask=valid[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    return q.to(k_cache_ptr.dtype.element_ty)
 
 
 @triton.jit
@@ -114,7 +138,9 @@ def _store_rows(out_ptr, row, head, out_stride, acc, row_sum, valid, in_range,
     tl.store(target, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def check_attention(q, k_cache, v_cache, block_table, positions, query_begin, out, window):
+def check_attention(
+    q, k_cache, v_cache, block_table, positions, query_begin, out, scale, window, max_query_rows
+):
     """Check the arguments that decode and prefill share; see their docstrings."""
     check_tensor("q", q, (None, None, None), FLOAT_DTYPES, strided_dims=1)
     num_rows, num_heads, head_dim = q.shape
@@ -124,6 +150,11 @@ def check_attention(q, k_cache, v_cache, block_table, positions, query_begin, ou
     )
     cache_shape = (None, None, BLOCK_TOKENS, head_dim)
     check_tensor("k_cache", k_cache, cache_shape, FLOAT_DTYPES, q.device, strided_dims=1)
+    # Products of float32 would leave the tensor cores and spill: no path worth having on a device.
+    require(
+        INTERPRETED or k_cache.dtype != torch.float32,
+        "a float32 cache works in the interpreter only; use float16 or bfloat16 on a device",
+    )
     check_tensor("v_cache", v_cache, k_cache.shape, (k_cache.dtype,), q.device, strided_dims=1)
     require(
         k_cache.stride(0) == v_cache.stride(0),
@@ -140,4 +171,7 @@ def check_attention(q, k_cache, v_cache, block_table, positions, query_begin, ou
     num_sequences = block_table.shape[0]
     check_tensor("query_begin", query_begin, (num_sequences + 1,), (torch.int32,), q.device)
     check_tensor("out", out, q.shape, FLOAT_DTYPES, q.device, strided_dims=1)
+    # A maximum of scaled products is the scaled maximum of the products.
+    require(scale > 0, f"scale must be > 0, got {scale}")
     require(window >= 0, f"window must be >= 0 (0: none), got {window}")
+    require(max_query_rows >= 1, f"max_query_rows must be at least 1, got {max_query_rows}")

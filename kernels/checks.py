@@ -68,7 +68,9 @@ def check_tensor(
         wanted = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise TypeError(f"{name} must have dtype {wanted}, got {tensor.dtype}")
     actual = tuple(tensor.shape)
-    fits = len(actual) == len(shape) and all(w in (None, a) for a, w in zip(actual, shape))
+    fits = len(actual) == len(shape) and all(
+        w in (None, a) for a, w in zip(actual, shape, strict=True)
+    )
     if not fits:
         wanted = ", ".join("any" if w is None else str(w) for w in shape)
         raise ValueError(f"{name} must have shape ({wanted}), got {actual}")

@@ -28,7 +28,8 @@ def _rotate(first, second, cos, sin, norm_ptr, pair, inside, at_first, at_second
         norm_second = tl.load(norm_ptr + at_second, mask=inside, other=0.0).to(tl.float32)
         first = first * inverse_rms * norm_first[None, :]
         second = second * inverse_rms * norm_second[None, :]
-    return first * cos - second * sin, second * cos + first * sin
+    # Explicit, so that every compiled variant fuses the same way.
+    return tl.fma(first, cos, -(second * sin)), tl.fma(second, cos, first * sin)
 
 
 @triton.jit
@@ -39,7 +40,8 @@ def _to_cache(x, ptr):
     return x.to(ptr.dtype.element_ty)
 
 
-@triton.jit
+# Sizes of the batch are not specialised on: one compiled kernel serves them all.
+@triton.jit(do_not_specialize=["num_tokens", "num_positions", "table_width"])
 def _rope_store_kernel(
     q_ptr,  # (num_tokens, NUM_HEADS, HEAD_DIM)
     k_ptr,  # (num_tokens, num_kv_heads, HEAD_DIM)
@@ -162,8 +164,8 @@ def rope_store(
     table_rows
         (num_tokens) int32: row of `block_table` of the token's sequence.
     block_table
-        (num_sequences, table_width) int32: blocks of each sequence in order. Tokens beyond the table
-        or with a negative block are not stored.
+        (num_sequences, table_width) int32: blocks of each sequence in order. Tokens beyond the
+        table or with a negative block are not stored.
     k_cache, v_cache
         (num_blocks, num_kv_heads, 32, head_dim) float16, bfloat16 or float32; float16 saturates.
     interleaved
@@ -201,16 +203,25 @@ def rope_store(
         k_norm if k_norm is not None else cos,
         num_tokens, cos.shape[0], block_table.shape[1],
         q.stride(0), k.stride(0), v.stride(0), q_out.stride(0), k_cache.stride(0), eps,
-        NUM_HEADS=num_heads,
-        HEAD_DIM=head_dim,
-        HALF_BLOCK=next_power_of_2(head_dim // 2),
-        TOKENS=TOKENS_PER_PROGRAM,
-        BLOCK_TOKENS=BLOCK_TOKENS,
-        INTERLEAVED=interleaved,
-        HAS_NORM=q_norm is not None,
-        num_warps=2,
+        **rope_constants(num_heads, head_dim, interleaved, q_norm is not None),
     )  # fmt: skip
     return q_out
+
+
+def rope_constants(
+    num_heads: int, head_dim: int, interleaved: bool, has_norm: bool
+) -> dict[str, int | bool]:
+    """Compile-time constants and launch options."""
+    return {
+        "NUM_HEADS": num_heads,
+        "HEAD_DIM": head_dim,
+        "HALF_BLOCK": next_power_of_2(head_dim // 2),
+        "TOKENS": TOKENS_PER_PROGRAM,
+        "BLOCK_TOKENS": BLOCK_TOKENS,
+        "INTERLEAVED": interleaved,
+        "HAS_NORM": has_norm,
+        "num_warps": 2,
+    }
 
 
 def _check_rope(q, k, v, cos, sin, positions, table_rows, block_table, k_cache, v_cache, q_out):

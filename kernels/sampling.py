@@ -1,15 +1,16 @@
 """Fused sampler: from logits to token, confidence, running minimum, mask bit and flags.
 
 One launch for greedy and temperature rows, a second one only if a row filters (top-k, top-p, min-p;
-sampling_filters.py). The vocabulary is split over many programs, so that a single row uses the whole
-chip; the last program of a row to arrive joins the chunks in ascending order and finishes the row.
+sampling_filters.py). The vocabulary is split over many programs, so that a single row uses the
+whole chip; the last program of a row to arrive joins the chunks in ascending order and finishes the
+row.
 
 Choice. Greedy: the largest logit, ties to the lowest id. Otherwise the inverse of the cumulative
-distribution in id order: the first id whose cumulative weight exceeds u * total, weights
-exp((l - max) / temperature) summed in float64, u from Philox keyed by (seed, stream, position, pass)
-as in csrc/common/philox.h. Confidence: softmax of the raw logits at temperature 1.
+distribution in id order: the first id whose cumulative weight exceeds u * total, weights exp((l -
+max) / temperature) summed as integers, u from Philox keyed by (seed, stream, position, pass) as in
+csrc/common/philox.h. Confidence: softmax of the raw logits at temperature 1.
 
-The chunk size is fixed and the sums of a chunk have one order, so a row gives the same bits alone and
+The chunk size is fixed and weights are summed as integers, so a row gives the same bits alone and
 in any batch, with and without the second launch.
 """
 
@@ -21,7 +22,14 @@ import triton.language as tl
 
 from .checks import FLOAT_DTYPES, ceil_div, check_tensor, next_power_of_2, require
 from .sampling_filters import _candidate_threshold, _is_filtered, launch_filters
-from .sampling_math import _exp, _finish_row, _inverse_temperature, _is_idle, _uniform
+from .sampling_math import (
+    _exp,
+    _finish_row,
+    _fixed_weight,
+    _inverse_temperature,
+    _is_idle,
+    _uniform,
+)
 from .sampling_state import (
     CHUNK,
     GROUPS,
@@ -37,38 +45,39 @@ __all__ = ["SamplerState", "SamplerWorkspace", "TokenFlag", "sample"]
 
 @triton.jit
 def _weigh(x, inverse):
-    """Largest value of a chunk and the float64 sum of exp((x - largest) * inverse)."""
+    """Largest value of a chunk and the fixed-point sum of exp((x - largest) * inverse)."""
     top = tl.max(x, axis=0)
     shift = tl.where(top == float("-inf"), 0.0, top)
-    return top, tl.sum(_exp((x - shift) * inverse).to(tl.float64), axis=0)
+    return top, tl.sum(_fixed_weight(x, shift, inverse), axis=0)
 
 
 @triton.jit
-def _rescaled(sums, tops, top, inverse, live):
-    """Sums relative to their chunk's largest logit -> relative to the row's, absent ones 0."""
+def _rescaled(sums, tops, top, inverse):
+    """Sums relative to their chunk's largest logit -> relative to the row's."""
     shift = tl.where(top == float("-inf"), 0.0, top)
-    return tl.where(live, sums * _exp((tops - shift) * inverse).to(tl.float64), 0.0)
+    scale = _exp((tops - shift) * inverse)
+    scale = tl.where(scale == scale, scale, 0.0)
+    return (sums.to(tl.float64) * scale.to(tl.float64)).to(tl.int64)
 
 
 @triton.jit
 def _draw(choice_ptr, sums, total, top, inverse, u, vocab_size, CHUNK: tl.constexpr,
           CHUNKS_POW2: tl.constexpr):  # fmt: skip
     """First id whose cumulative weight exceeds u * total; choice_ptr is the row's."""
+    # Integers: weight > u * total  <=>  weight >= floor(u * total) + 1, and u * total < total.
+    goal = tl.floor(u.to(tl.float64) * total.to(tl.float64)).to(tl.int64) + 1
     index = tl.arange(0, CHUNKS_POW2)
     cumulative = tl.cumsum(sums, axis=0)
-    target = u.to(tl.float64) * total
-    # A chunk or token without weight is never chosen, whatever the last bits of the sums are; if
-    # rounding leaves nothing above the target, the last one with weight is meant.
-    last = tl.max(tl.where(sums > 0.0, index, 0), axis=0)
-    chunk = tl.min(tl.where((cumulative > target) & (sums > 0.0), index, last), axis=0)
-    before = tl.sum(tl.where(index == chunk, cumulative - sums, 0.0), axis=0)
+    chunk = tl.min(tl.where(cumulative >= goal, index, CHUNKS_POW2 - 1), axis=0)
+    before = tl.sum(tl.where(index == chunk, cumulative - sums, 0), axis=0)
 
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(choice_ptr + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
-    weights = _exp((x - top) * inverse).to(tl.float64)
-    above = (before + tl.cumsum(weights, axis=0) > target) & (weights > 0.0)
-    last = tl.max(tl.where(weights > 0.0, ids, 0), axis=0)
-    return tl.min(tl.where(above, ids, last), axis=0)
+    weights = _fixed_weight(x, top, inverse)
+    reached = before + tl.cumsum(weights, axis=0) >= goal
+    # The chunk's own sum was rounded otherwise; should nothing reach the goal, the last one does.
+    last = tl.max(tl.where(weights > 0, ids, 0), axis=0)
+    return tl.min(tl.where(reached, ids, last), axis=0)
 
 
 @triton.jit
@@ -106,26 +115,26 @@ def _sample_kernel(
     chunk = tl.program_id(0)
     num_chunks = tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = ids < vocab_size
+    choice_row = choice_ptr + row * choice_stride
+    # Issued before the settings are known, so that both loads are under way at once.
+    x = tl.load(choice_row + ids, mask=inside, other=float("-inf")).to(tl.float32)
     if _is_idle(positions_ptr, flags_ptr, ints_ptr, row):
         return
     temperature = tl.load(floats_ptr + row * NUM_FLOATS + TEMPERATURE)
     inverse = _inverse_temperature(temperature)
-    choice_row = choice_ptr + row * choice_stride
-
-    ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = ids < vocab_size
-    x = tl.load(choice_row + ids, mask=inside, other=float("-inf")).to(tl.float32)
-    top, scaled_sum = _weigh(x, inverse)
+    top, weight = _weigh(x, inverse)
     raw = x
     if HAS_CHOICE:
         raw_at = logits_ptr + row * logits_stride + ids
         raw = tl.load(raw_at, mask=inside, other=float("-inf")).to(tl.float32)
-    raw_top, raw_sum = _weigh(raw, 1.0)
+    raw_top, raw_weight = _weigh(raw, 1.0)
     at = row * num_chunks + chunk
     tl.store(chunk_max_ptr + at * 2, top)
     tl.store(chunk_max_ptr + at * 2 + 1, raw_top)
-    tl.store(chunk_sum_ptr + at * 2, scaled_sum)
-    tl.store(chunk_sum_ptr + at * 2 + 1, raw_sum)
+    tl.store(chunk_sum_ptr + at * 2, weight)
+    tl.store(chunk_sum_ptr + at * 2 + 1, raw_weight)
     tl.store(chunk_arg_ptr + at, tl.min(tl.where(x == top, ids, vocab_size), axis=0))
     if HAS_FILTERS:
         group_max = tl.max(tl.reshape(x, (GROUPS, CHUNK // GROUPS)), axis=1)
@@ -138,24 +147,24 @@ def _sample_kernel(
         tl.store(counters_ptr + row * 4, 0)
         index = tl.arange(0, CHUNKS_POW2)
         live = index < num_chunks
-        at = row * num_chunks + index
+        ats = row * num_chunks + index
         low = float("-inf")
         # .cg: other programs wrote these through L2; a stale L1 line must not answer.
-        tops = tl.load(chunk_max_ptr + at * 2, live, low, cache_modifier=".cg")
-        raw_tops = tl.load(chunk_max_ptr + at * 2 + 1, live, low, cache_modifier=".cg")
-        sums = tl.load(chunk_sum_ptr + at * 2, live, 0.0, cache_modifier=".cg")
-        raw_sums = tl.load(chunk_sum_ptr + at * 2 + 1, live, 0.0, cache_modifier=".cg")
-        args = tl.load(chunk_arg_ptr + at, live, vocab_size, cache_modifier=".cg")
+        tops = tl.load(chunk_max_ptr + ats * 2, live, low, cache_modifier=".cg")
+        raw_tops = tl.load(chunk_max_ptr + ats * 2 + 1, live, low, cache_modifier=".cg")
+        sums = tl.load(chunk_sum_ptr + ats * 2, live, 0, cache_modifier=".cg")
+        raw_sums = tl.load(chunk_sum_ptr + ats * 2 + 1, live, 0, cache_modifier=".cg")
+        args = tl.load(chunk_arg_ptr + ats, live, vocab_size, cache_modifier=".cg")
 
         top = tl.max(tops, axis=0)
         raw_top = tl.max(raw_tops, axis=0)
-        sums = _rescaled(sums, tops, top, inverse, live)
+        # NaN and +inf make a sum negative, and a row of -inf sums to 0.
+        valid = tl.min(tl.minimum(sums, raw_sums), axis=0) >= 0
+        sums = _rescaled(sums, tops, top, inverse)
         total = tl.sum(sums, axis=0)
-        raw_sum = tl.sum(_rescaled(raw_sums, raw_tops, raw_top, 1.0, live), axis=0)
-        # NaN and +inf logits make a sum NaN, only -inf makes it 0: all fail these comparisons.
-        valid = (total > 0.0) & (total < float("inf"))
-        valid = valid & (raw_sum > 0.0) & (raw_sum < float("inf"))
-        raw_sum = tl.where(valid, raw_sum, 1.0)
+        raw_total = tl.sum(_rescaled(raw_sums, raw_tops, raw_top, 1.0), axis=0)
+        valid = valid & (total > 0) & (raw_total > 0)
+        raw_sum = tl.where(valid, raw_total, 1).to(tl.float64)
         token = tl.min(tl.where(tops == top, args, vocab_size), axis=0)
         token = tl.where(token < vocab_size, token, 0)
 
@@ -171,7 +180,7 @@ def _sample_kernel(
             tl.store(stats, top.to(tl.float64))
             tl.store(stats + 1, raw_top.to(tl.float64))
             tl.store(stats + 2, raw_sum)
-            tl.store(stats + 3, total)
+            tl.store(stats + 3, total.to(tl.float64))
             tl.store(stats + 4, threshold.to(tl.float64))
             tl.store(counters_ptr + row * 4 + 3, 1)
         else:

@@ -1,14 +1,15 @@
 """The sampler's second launch: top-k, then top-p, then min-p, then the draw.
 
 All three filters keep a prefix of the tokens in the order (logit descending, id ascending), so no
-sort is needed: a token is packed into one integer that orders the same way, and every question ("the
-k-th token", "the shortest prefix with this mass", "the token at this cumulative weight") is the
-largest packed value whose tokens at or above it reach a goal, found by bisection.
+sort is needed: a token is packed into one integer that orders the same way, and every question
+("the k-th token", "the shortest prefix with this mass", "the token at this cumulative weight") is
+the largest packed value whose tokens at or above it reach a goal, found by bisection.
 
-The first launch leaves a logit below which no filter can keep anything. Here every program packs its
-chunk's tokens above it into a list, in whatever order they arrive, and the last one bisects. Weights
-are fixed-point integers, whose sums do not depend on the order, so the result does not either. A row
-with more candidates than the list holds is bisected over its logits directly, with the same result.
+The first launch leaves a logit below which no filter can keep anything. Here every program packs
+its chunk's tokens above it into a list, in whatever order they arrive, and the last one bisects.
+Weights are fixed-point integers, whose sums do not depend on the order, so the result does not
+either. A row with more candidates than the list holds is bisected over its logits directly, with
+the same result.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .sampling_math import _exp, _finish_row, _inverse_temperature, _uniform
+from .sampling_math import ONE, _finish_row, _fixed_weight, _inverse_temperature, _uniform
 from .sampling_state import (
     CHUNK,
     MIN_P,
@@ -32,8 +33,6 @@ from .sampling_state import (
 TILE = 2048  # candidates that the last program looks at together
 ID_BITS = tl.constexpr(18)
 LAST_ID = tl.constexpr((1 << 18) - 1)
-# 2^18 weights of at most 2^44 stay below 2^63.
-ONE = tl.constexpr(float(1 << 44))
 LOWEST = tl.constexpr(-(1 << 62))
 HIGHEST = tl.constexpr(1 << 62)
 
@@ -68,8 +67,8 @@ def _candidate_threshold(floats_ptr, ints_ptr, group_max_ptr, row, top, total, t
 
     min-p keeps weights of at least min_p. Weights below w hold at most vocab_size * w together, so
     top-p needs none of them once that is less than (1 - top_p) * total. k groups with a maximum at
-    or above a value show that the k-th largest logit is at or above it too. Top-p counts the mass of
-    top-k's tokens, so with both all k are needed.
+    or above a value show that the k-th largest logit is at or above it too. Top-p counts the mass
+    of top-k's tokens, so with both all k are needed.
     """
     top_k = tl.load(ints_ptr + row * NUM_INTS + TOP_K)
     top_p = tl.load(floats_ptr + row * NUM_FLOATS + TOP_P)
@@ -80,7 +79,7 @@ def _candidate_threshold(floats_ptr, ints_ptr, group_max_ptr, row, top, total, t
     if (min_p > 0.0) & ((top_p >= 1.0) | (not has_top_k)):
         threshold = top + (tl.log(min_p) - 0.01) * temperature
     if (top_p < 1.0) & (not has_top_k):
-        spare = (1.0 - top_p) * total.to(tl.float32) / vocab_size
+        spare = (1.0 - top_p) * (total.to(tl.float32) / ONE) / vocab_size
         threshold = tl.maximum(threshold, top + (tl.log(spare) - 0.1) * temperature)
     if has_top_k:
         index = tl.arange(0, GROUPS_POW2)
@@ -102,11 +101,6 @@ def _candidate_threshold(floats_ptr, ints_ptr, group_max_ptr, row, top, total, t
 
 
 @triton.jit
-def _fixed_weight(x, top, inverse):
-    return (_exp((x - top) * inverse) * ONE).to(tl.int64)
-
-
-@triton.jit
 def _pack(x, ids):
     """One integer that orders like (x ascending, id descending)."""
     return (_order_key(x).to(tl.int64) << ID_BITS) + (ids ^ LAST_ID)
@@ -119,8 +113,8 @@ def _load_tile(source_ptr, weights_ptr, begin, count, top, inverse, FROM_LIST: t
     index = begin + tl.arange(0, TILE)
     inside = index < count
     if FROM_LIST:
-        packed = tl.load(source_ptr + index, inside, LOWEST, cache_modifier=".cg")
-        weight = tl.load(weights_ptr + index, inside, 0, cache_modifier=".cg")
+        packed = tl.load(source_ptr + index, inside, LOWEST)
+        weight = tl.load(weights_ptr + index, inside, 0)
     else:
         x = tl.load(source_ptr + index, inside, float("-inf")).to(tl.float32)
         packed = tl.where(x > float("-inf"), _pack(x, index), LOWEST)
@@ -130,7 +124,8 @@ def _load_tile(source_ptr, weights_ptr, begin, count, top, inverse, FROM_LIST: t
 
 @triton.jit
 def _largest_reaching(source_ptr, weights_ptr, count, top, inverse, low, high, goal,
-                      BY_COUNT: tl.constexpr, FROM_LIST: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+                      BY_COUNT: tl.constexpr, FROM_LIST: tl.constexpr,
+                      TILE: tl.constexpr):  # fmt: skip
     """Largest packed value in [low, high) whose tokens at or above it amount to `goal` (>= 1).
 
     `low` is taken to reach it. Amounts are numbers of tokens or sums of weights. The bounds snap to
@@ -158,7 +153,7 @@ def _largest_reaching(source_ptr, weights_ptr, count, top, inverse, low, high, g
 @triton.jit
 def _kept_mass(source_ptr, weights_ptr, count, top, inverse, cut, min_p, FROM_LIST: tl.constexpr,
                TILE: tl.constexpr):  # fmt: skip
-    """Sum of weights at or above `cut`, and the lowest packed value of a weight of at least min_p."""
+    """Sum of weights at or above `cut`, and the lowest packed value that weighs at least min_p."""
     amount = tl.zeros((TILE,), tl.int64)
     lowest = tl.full((TILE,), HIGHEST, tl.int64)
     least = tl.maximum((min_p * ONE).to(tl.int64), 1)
@@ -173,10 +168,10 @@ def _kept_mass(source_ptr, weights_ptr, count, top, inverse, cut, min_p, FROM_LI
 @triton.jit
 def _choose(source_ptr, weights_ptr, count, top, inverse, low, total, u, top_k, top_p, min_p,
             vocab_size, FROM_LIST: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Apply the filters and draw; returns the token id. `low`: packed value below every candidate."""
+    """Apply the filters and draw a token id. `low` is a packed value below every candidate."""
     high = (_order_key(top).to(tl.int64) + 1) << ID_BITS
     cut = low
-    whole = total * ONE
+    whole = total
     if (top_k > 0) & (top_k < vocab_size):
         cut = _largest_reaching(source_ptr, weights_ptr, count, top, inverse, cut, high, top_k,
                                 True, FROM_LIST, TILE)  # fmt: skip
@@ -185,8 +180,8 @@ def _choose(source_ptr, weights_ptr, count, top, inverse, low, total, u, top_k, 
         whole = mass.to(tl.float64)
     if top_p < 1.0:
         goal = tl.maximum(tl.ceil(top_p.to(tl.float64) * whole).to(tl.int64), 1)
-        cut = _largest_reaching(source_ptr, weights_ptr, count, top, inverse, cut, high, goal, False,
-                                FROM_LIST, TILE)  # fmt: skip
+        cut = _largest_reaching(source_ptr, weights_ptr, count, top, inverse, cut, high, goal,
+                                False, FROM_LIST, TILE)  # fmt: skip
     if min_p > 0.0:
         _, lowest = _kept_mass(source_ptr, weights_ptr, count, top, inverse, cut, min_p, FROM_LIST,
                                TILE)  # fmt: skip
@@ -293,8 +288,11 @@ def launch_filters(
         logits, choice, logits.stride(0), choice.stride(0), token_flags, *state,
         workspace.counters, workspace.row_stats, workspace.candidates, workspace.candidate_weights,
         workspace.vocab_size, state[-1].shape[1], workspace.candidates.shape[1],
-        CHUNK=CHUNK,
-        TILE=TILE,
         ADVANCE=advance,
-        num_warps=8,
+        **filter_constants(),
     )  # fmt: skip
+
+
+def filter_constants() -> dict[str, int]:
+    """Compile-time constants and launch options of the filter kernel."""
+    return {"CHUNK": CHUNK, "TILE": TILE, "num_warps": 8}

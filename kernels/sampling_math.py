@@ -14,6 +14,12 @@ INVALID = tl.constexpr(int(TokenFlag.INVALID))
 FULL = tl.constexpr(int(TokenFlag.FULL))
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Weights are summed as 64-bit integers in units of 2^-42: integer sums have no order, so no layout
+# that the compiler may choose and no split changes a bit of them. 2^18 weights of 1 stay below
+# 2^60.
+ONE = tl.constexpr(float(1 << 42))
+# Stands for the weight of a NaN: whatever else a chunk of 1024 holds, its sum is negative.
+NAN_WEIGHT = tl.constexpr(-(1 << 52))
 # ln 2 in two parts; k * LN2_HIGH is exact for every k that occurs, so only the small part rounds.
 LN2_HIGH = tl.constexpr(0.693145751953125)
 LN2_LOW = tl.constexpr(1.428606820309417e-06)
@@ -39,6 +45,14 @@ def _exp(x):
     p = tl.fma(p, r, 1.0)
     exponent = tl.where(k == k, k, 0.0).to(tl.int32) + 127
     return tl.where(x < -87.0, 0.0, p * (exponent << 23).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _fixed_weight(x, top, inverse):
+    """exp((x - top) * inverse) as an integer, NAN_WEIGHT where that is NaN."""
+    weight = _exp((x - top) * inverse)
+    is_number = weight == weight
+    return tl.where(is_number, (tl.where(is_number, weight, 0.0) * ONE).to(tl.int64), NAN_WEIGHT)
 
 
 @triton.jit
@@ -90,7 +104,8 @@ def _finish_row(
 ):
     """Write the chosen token, its confidence and flags, and move the row's state on."""
     raw = tl.load(logits_ptr + row * logits_stride + token).to(tl.float32)
-    prob = _exp(tl.where(valid, raw - raw_top, 0.0)).to(tl.float64) / raw_sum
+    # raw_sum is in the units of the weights, as float64.
+    prob = (_exp(tl.where(valid, raw - raw_top, 0.0)) * ONE).to(tl.float64) / raw_sum
     prob = tl.where(valid, prob, 0.0).to(tl.float32)
     bits = tl.load(token_flags_ptr + token).to(tl.int32) & TABLE_FLAGS
     beta = tl.load(floats_ptr + row * NUM_FLOATS + BETA)

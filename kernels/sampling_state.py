@@ -175,7 +175,7 @@ class SamplerWorkspace:
     chunk_max
         (max_rows, num_chunks, 2) float32: largest logit of each chunk, to choose from and raw.
     chunk_sum
-        (max_rows, num_chunks, 2) float64: sums of weights relative to it, scaled and raw.
+        (max_rows, num_chunks, 2) int64: sums of weights relative to it, scaled and raw.
     chunk_arg
         (max_rows, num_chunks) int32: first token id with the largest logit.
     group_max
@@ -183,7 +183,7 @@ class SamplerWorkspace:
     counters
         (max_rows, 4) int32, zero between steps: arrivals of both launches, candidates, pending.
     row_stats
-        (max_rows, 5) float64: largest logit, largest raw logit, raw sum, scaled sum, threshold.
+        (max_rows, 5) float64: largest logit, largest raw logit, raw sum, sum, threshold.
     candidates, candidate_weights
         (max_rows, capacity) int64: packed (logit, id) and fixed-point weight of what a filter may
         keep; a row with more candidates works on its logits instead.
@@ -212,7 +212,9 @@ class SamplerWorkspace:
         require(
             1 <= vocab_size <= MAX_VOCAB, f"vocab_size must be 1 to {MAX_VOCAB}, got {vocab_size}"
         )
-        require(candidate_capacity >= 1, f"candidate_capacity must be >= 1, got {candidate_capacity}")
+        require(
+            candidate_capacity >= 1, f"candidate_capacity must be >= 1, got {candidate_capacity}"
+        )
         num_chunks = ceil_div(vocab_size, CHUNK)
         capacity = min(candidate_capacity, vocab_size)
 
@@ -222,7 +224,7 @@ class SamplerWorkspace:
         return cls(
             vocab_size=vocab_size,
             chunk_max=new(torch.float32, num_chunks, 2),
-            chunk_sum=new(torch.float64, num_chunks, 2),
+            chunk_sum=new(torch.int64, num_chunks, 2),
             chunk_arg=new(torch.int32, num_chunks),
             group_max=new(torch.float32, num_chunks * GROUPS),
             counters=new(torch.int32, 4),

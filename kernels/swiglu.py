@@ -32,11 +32,10 @@ def _gated_activation_kernel(
     inside = column < num_columns
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+    t = gate
     if GELU:
-        # 0.5 * (1 + tanh(t)) == sigmoid(2 t), which needs one exp and cannot overflow to nan.
+        # 0.5 * (1 + tanh(t / 2)) == sigmoid(t), which needs one exp and cannot overflow to nan.
         t = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    else:
-        t = gate
     y = gate / (1.0 + tl.exp(-t)) * up
     tl.store(out_ptr + row * out_stride + column, y.to(out_ptr.dtype.element_ty), mask=inside)
 

@@ -96,11 +96,12 @@ def _tiny_tensors(spec: TinyLlama) -> dict[str, np.ndarray]:
                 ("attn_q", matrix(spec.num_heads * spec.head_dim, hidden, 2.0)),
                 ("attn_k", matrix(kv_size, hidden)),
                 ("attn_v", matrix(kv_size, hidden)),
-                ("attn_output", matrix(hidden, spec.num_heads * spec.head_dim)),
+                # Layers outweigh the embedding: a tied head would name the last token for ever.
+                ("attn_output", matrix(hidden, spec.num_heads * spec.head_dim, 3.0)),
                 ("ffn_norm", norm()),
                 ("ffn_gate", matrix(spec.ffn_size, hidden)),
                 ("ffn_up", matrix(spec.ffn_size, hidden)),
-                ("ffn_down", matrix(hidden, spec.ffn_size)),
+                ("ffn_down", matrix(hidden, spec.ffn_size, 3.0)),
             )
         }
     tensors["output_norm.weight"] = norm()
@@ -179,12 +180,21 @@ def smollm2_weights() -> Any:
     return load_llama_gguf(smollm2_path())
 
 
-@functools.cache
-def smollm2_transformers() -> Any:
-    """SmolLM2 in transformers with exactly the file's weights."""
+def transformers_decoder(weights: Any) -> Any:
+    """A model in transformers with exactly these weights."""
+    import torch
+
     from flarecore.reference.transformers_backend import TransformersDecoder
 
-    return TransformersDecoder(smollm2_weights())
+    # More threads wait for each other when the machine is busy, and gain little at these sizes.
+    torch.set_num_threads(1)
+    return TransformersDecoder(weights)
+
+
+@functools.cache
+def smollm2_transformers() -> Any:
+    """SmolLM2 in transformers, built once in a test run."""
+    return transformers_decoder(smollm2_weights())
 
 
 def open_engine(

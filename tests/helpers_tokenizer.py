@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from flarecore._pretokenizers import BYTE_ALPHABET, PRETOKENIZERS
 from flarecore.model_files import find_model
 from flarecore.tokenizer import Tokenizer
+from flarecore.tokenizer.pretokenizers import BYTE_ALPHABET, PRETOKENIZERS
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED = 1, 2, 3, 4, 5
 

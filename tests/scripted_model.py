@@ -1,7 +1,7 @@
 """A scripted engine for tests of the loop: says what it is told, and is strict about its use.
 
-It meets flarecore.interfaces with a small word tokenizer. What a pass says comes from a script,
-either lists of drafts and regenerations or a function of the context. Every misuse (a busy or
+It meets flarecore.loop.interfaces with a small word tokenizer. What a pass says comes from a
+script, either lists of drafts and regenerations or a function of the context. Every misuse (a busy or
 closed sequence, a length out of range, an unknown option) raises, every call is recorded, and
 ``check_integrity`` fails while a sequence is open.
 """

@@ -216,6 +216,11 @@ It is done.‖ ---------he left.
 他共有(3).‖然后走了。
 値はX．5になる。
 値は（X．）．‖5になる。
+根据 U.S. 政府的数据。‖好。
+In the U.S. "!‖ He left.
+He said no.‖ "?!" He left.
+It is done.) . 5 stayed.
+hm... what is it.‖ i see.
 AVERYVERYVERYLONGWORD.‖ Nobody came.
 In Vol. XIV it is said, in Vol. Two it is not.‖ In which vol.?‖ Nobody knows the vol.‖ Help.
 "Is it the end?"‖ 'No.'‖ "Yes."

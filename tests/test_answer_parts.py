@@ -10,12 +10,12 @@ import pytest
 from scripted_model import Lists, Say, ScriptedEngine, ScriptedRetriever, WordTokenizer, passages
 from test_controller import LOW, run
 
-from flarecore.answer_text import AnswerText, token_pieces
-from flarecore.candidate import Candidate
 from flarecore.config import FlareConfig
-from flarecore.joint import Joint
-from flarecore.lineage import Lineages, common_prefix
-from flarecore.query import QueryMaker
+from flarecore.loop.answer_text import AnswerText, token_pieces
+from flarecore.loop.candidate import Candidate
+from flarecore.loop.joint import Joint
+from flarecore.loop.lineage import Lineages, common_prefix
+from flarecore.loop.query import QueryMaker
 from flarecore.templates import PromptTemplate
 
 CHAT = PromptTemplate.chat(head="")
@@ -102,6 +102,16 @@ def test_a_chat_model_continues_in_a_new_turn(say):
     encode = engine.tokenizer.encode
     assert engine.calls[2].proposal == tuple(encode("He was born in 1913."))
     assert result.token_ids == tuple(encode("One.") + encode(" He was born in 1912."))
+
+
+def test_a_base_model_that_begins_without_a_space_is_joined_too():
+    script = Lists([Say(" In 1913.", low=LOW), Say(" In 1913.", low=LOW), Say(stop="eos")],
+                   [Say("Then 1."), Say("Then 2.")])
+    result, _, _ = run(script, placement="boundary")
+    assert result.text == "Then 1. Then 2.", "there is nothing to join the first one to"
+    script = Lists([Say("One."), Say(" In 1913.", low=LOW), Say(stop="eos")], [Say("Then 2.")])
+    result, _, _ = run(script, placement="prefix")
+    assert result.text == "One.Then 2.", "it continued the answer itself, and stays as it is"
 
 
 def test_a_sentence_cut_inside_a_word_goes_on_without_a_space():

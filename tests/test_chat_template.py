@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from helpers_tokenizer import CONTROL, REASONING, USER, conversation, mixed_strings, smollm2, toy
 
-from flarecore.chat_template import ChatTemplate
 from flarecore.tokenizer import Tokenizer
+from flarecore.tokenizer.chat_template import ChatTemplate
 
 Messages = list[dict[str, Any]]
 

@@ -120,6 +120,18 @@ def test_boundary_placement_prefills_the_evidence_only(answer_before):
     assert engine.contexts(0)[-1] == "<bos>HEAD\nQ: Who?\nA:" + result.text
 
 
+@pytest.mark.parametrize(("placement", "num_kept"), [("prefix", 2), ("boundary", 1)])
+def test_an_evidence_lineage_is_kept_only_where_it_is_of_use(placement, num_kept):
+    num_open = []
+    script = Lists(
+        [Say(" One."), Say(" In 1913.", low=LOW),
+         Say(stop="eos", before=lambda: num_open.append(engine.num_open))],
+        [Say(" In 1912.", before=lambda: num_open.append(engine.num_open))])
+    engine = ScriptedEngine(script)
+    run(script, engine=engine, placement=placement)
+    assert num_open == [2, num_kept]
+
+
 @pytest.mark.parametrize("placement", ["prefix", "boundary"])
 def test_initial_retrieval_is_in_view_of_the_first_draft_only(placement):
     script = Lists([Say(" One."), Say(" Two."), Say(stop="eos")])

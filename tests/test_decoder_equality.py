@@ -10,13 +10,13 @@ from helpers import (
     smollm2_engine,
     smollm2_transformers,
     tiny_llama_path,
+    transformers_decoder,
 )
 
 from flarecore import _C
 from flarecore.reference.decoder import ReferenceDecoder
 from flarecore.reference.gguf_weights import load_llama_gguf
 from flarecore.reference.sampler import confidences
-from flarecore.reference.transformers_backend import TransformersDecoder
 
 PROMPTS = [
     "The history of the bicycle begins in the early nineteenth century, when",
@@ -69,7 +69,7 @@ def test_tiny_greedy_equals_transformers(layout):
     weights = load_llama_gguf(path)
     engine = open_engine(LAYOUTS[layout])
     token_ids = random_ids(45, weights.shape.vocab_size)
-    expected_ids, expected_probs = TransformersDecoder(weights).greedy(token_ids, 64)
+    expected_ids, expected_probs = transformers_decoder(weights).greedy(token_ids, 64)
     chosen, probs = greedy(engine, token_ids, 64)
     assert chosen == expected_ids
     assert len(set(chosen)) > 5, "a model that repeats itself tests little"
@@ -137,16 +137,27 @@ def test_int8_agrees_with_float32_on_smollm2():
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_int8_stays_close_on_tiny_models(kind):
+def test_int8_rounds_what_the_reference_rounds(kind):
+    """Equal to a reference that rounds the same values, but for those almost halfway between.
+
+    Such a value may go the other way after other rounding errors, and moves everything after it;
+    in short sequences most probabilities are not touched by one.
+    """
     spec = TinyLlama(tensor_type=kind)
-    token_ids = random_ids(200, seed=4)
-    exact, fast = (
-        open_engine(spec, compute=compute).sequence(token_ids[:1]).score(token_ids[1:]).probs
-        for compute in ("float32", "int8")
-    )
-    difference = np.abs(np.log(exact) - np.log(fast))
-    assert difference.max() > 1e-4, "int8 did not quantise its activations"
-    assert np.median(difference) < 0.05
+    weights = load_llama_gguf(tiny_llama_path(spec))
+    engine = open_engine(spec, compute="int8")
+    decoders = {c: ReferenceDecoder(weights, compute=c) for c in ("int8", "float32")}
+    errors = {c: [] for c in decoders}
+    for seed in range(30):
+        token_ids = random_ids(5, seed=seed)
+        native = engine.sequence(token_ids[:1]).score(token_ids[1:]).probs
+        for compute, decoder in decoders.items():
+            distribution = confidences(decoder.logits(token_ids))
+            expected = distribution[np.arange(4), token_ids[1:]]
+            errors[compute] += np.abs(np.log(native) - np.log(expected)).tolist()
+    assert np.median(errors["int8"]) < 2e-5
+    assert np.max(errors["int8"]) < 0.3
+    assert np.median(errors["float32"]) > 1e-2, "int8 did not round its activations"
 
 
 def test_native_module_is_the_one_built_here():

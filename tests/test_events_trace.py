@@ -112,16 +112,22 @@ def test_times_are_by_phase_and_leave_the_consumer_out():
 
     script = Lists([Say(" In 1913.", low=LOW, before=wait(1)), Say(stop="eos", before=wait(1))],
                    [Say(" In 1912.", before=wait(4))])
+
+    def trigger(candidate):
+        clock.now += 0.25
+        return "1913" in candidate.text
+
     flare = Flare(ScriptedEngine(script), Slow(passages("P.")),
-                  FlareConfig(template=PAPER, initial_retrieval=False), clock=clock)
+                  FlareConfig(template=PAPER, initial_retrieval=False, trigger=trigger),
+                  clock=clock)
     stream = flare.stream("Who?")
     clock.now += 50  # before the first event the answer has not begun
     for _ in stream:
         clock.now += 100
     stats = stream.result.stats
     assert (stats.draft_ms, stats.retrieve_ms, stats.regenerate_ms, stats.other_ms) == (
-        2000.0, 500.0, 4000.0, 0.0)
-    assert stats.total_ms == 6500.0
+        2000.0, 500.0, 4000.0, 250.0)
+    assert stats.total_ms == 6750.0
     sentence = stream.result.trace.sentences[0]
     assert (sentence.draft.time_ms, sentence.retrievals[0].time_ms) == (1000.0, 500.0)
 

@@ -8,7 +8,7 @@ import pytest
 from scripted_model import WordTokenizer, passages
 
 from flarecore.config import FlareConfig
-from flarecore.evidence import EvidenceMaker
+from flarecore.loop.evidence import EvidenceMaker
 from flarecore.retrieval.passage import Passage
 from flarecore.templates import PromptTemplate
 

@@ -85,6 +85,16 @@ def test_rows_are_bit_identical_in_any_batch_and_split(isa, type_name):
         assert np.array_equal(packed.matmul(x[:5], splits), alone[:5])
 
 
+def test_rows_are_bit_identical_where_they_outgrow_the_cache(isa):
+    """So many inputs that the rows are worked on in several blocks, and the groups in panels."""
+    cols = 8192 + 256
+    for type_name in ("Q4_1", "Q6_K", "F16"):
+        packed = testing.PackedMatrix(type_name, random_tensor(type_name, 37, cols), 37, cols, isa)
+        x = activations(29, cols)
+        alone = np.concatenate([packed.matmul(x[i : i + 1], all_tiles(packed)) for i in range(29)])
+        assert np.array_equal(packed.matmul(x, all_tiles(packed)), alone)
+
+
 def test_matmul_writes_its_tiles_only(isa):
     packed = testing.PackedMatrix("Q8_0", random_tensor("Q8_0", 50, 64), 50, 64, isa)
     y = packed.matmul(activations(3, 64), [1])

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from flarecore.reference.text import SentenceBoundary, mask_to_query
 from helpers import (
     PROB_TOLERANCE,
     TinyLlama,
@@ -22,6 +21,7 @@ from flarecore.reference.decoder import ReferenceDecoder
 from flarecore.reference.gguf_weights import load_llama_gguf
 from flarecore.reference.naive_loop import NaiveOptions, naive_flare
 from flarecore.reference.naive_prompt import NaivePrompt, base_prompt
+from flarecore.reference.text import SentenceBoundary, mask_to_query
 from flarecore.reference.token_source import ReferenceTokenSource
 from flarecore.retrieval.passage import Passage
 from flarecore.sampling import SamplingParams
@@ -94,8 +94,6 @@ class FreshEngines:
 def options_of(retriever, **options):
     return NaiveOptions(
         search=retriever.find,
-        make_boundary=SentenceBoundary,
-        mask_to_query=mask_to_query,
         **{**COMMON, **options},
     )
 

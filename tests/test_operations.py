@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import threading
 import time
@@ -51,7 +52,7 @@ class Hold:
             self.came_late = True
             return
         self.held.set()
-        self.release.wait(60)
+        self.release.wait(10)
 
     def __enter__(self):
         assert self.held.wait(60), "the worker never came by"
@@ -157,16 +158,17 @@ def test_cancel_after_the_end_changes_nothing(engine):
 def test_deadline(engine):
     sequence = engine.sequence(random_ids(30))
     before = state(sequence)
+    empty = engine.sequence()
     with paused(engine):
         operations = [
             sequence.decode_async(5, deadline_ms=1.0, **DECODE),
-            engine.sequence().extend_async([1, 2], deadline_ms=1.0),
+            empty.extend_async([1, 2], deadline_ms=1.0),
         ]
         time.sleep(0.01)
     for operation in operations:
         with pytest.raises(DeadlineExceeded):
             operation.result()
-    assert state(sequence) == before
+    assert state(sequence) == before and empty.token_ids == []
     assert len(sequence.decode(5, deadline_ms=60000.0, **DECODE).token_ids) == 5
 
 
@@ -180,35 +182,57 @@ def test_result_with_timeout(engine):
     assert len(operation.result(timeout=60).token_ids) == 5
 
 
-def test_closing_a_busy_sequence_cancels(engine):
-    sequence = engine.sequence(random_ids(30))
-    closer = threading.Thread(target=sequence.close)
+def close_while_running(engine, closable, sequence):
+    """Close from another thread while an operation runs; gives the operation."""
+    about_to_close = threading.Event()
+
+    def close():
+        about_to_close.set()
+        closable.close()
+
+    closer = threading.Thread(target=close)
     with paused(engine):
-        operation = sequence.decode_async(5, **DECODE)
+        operation = sequence.decode_async(400, **DECODE)
         closer.start()
+        assert about_to_close.wait(60)
+        # Closing waits for the worker, which is held: nothing to wait for but a moment.
+        time.sleep(0.1)
     closer.join(60)
     assert not closer.is_alive()
+    return operation
+
+
+def test_closing_a_busy_sequence_cancels(engine):
+    sequence = engine.sequence(random_ids(30))
+    operation = close_while_running(engine, sequence, sequence)
     with pytest.raises(CancelledError):
         operation.result()
-    engine.check_integrity()
+    assert engine.stats().num_held_blocks == 0
 
 
 def test_closing_the_engine_cancels():
     engine = open_engine(SPEC)
     sequence = engine.sequence(random_ids(30))
-    closer = threading.Thread(target=engine.close)
-    with paused(engine):
-        operation = sequence.decode_async(400, **DECODE)
-        closer.start()
-        time.sleep(0.05)
-    closer.join(60)
-    assert not closer.is_alive()
+    operation = close_while_running(engine, engine, sequence)
     with pytest.raises(CancelledError):
         operation.result()
     for call in (engine.sequence, lambda: sequence.extend([1]), lambda: sequence.decode(1)):
         with pytest.raises(ConfigError):
             call()
     engine.close()
+
+
+def test_an_operation_keeps_its_sequence(engine):
+    """Nobody else holds the sequence: the operation runs to its end all the same."""
+    expected = bits(engine.sequence(random_ids(30)).decode(50, **DECODE))
+    sequence = engine.sequence(random_ids(30))
+    with paused(engine):
+        operation = sequence.decode_async(50, **DECODE)
+        del sequence
+        gc.collect()
+    assert bits(operation.result()) == expected
+    del operation
+    assert engine.stats().num_held_blocks == 0, "and it lets go of it"
 
 
 # ---- asyncio ----
@@ -303,7 +327,7 @@ def test_decode_ends_at_the_context(engine):
 
 def test_bad_arguments(engine):
     sequence = engine.sequence(random_ids(10))
-    for call in (
+    calls = (
         lambda: sequence.extend([271]),
         lambda: sequence.extend([-1]),
         lambda: sequence.score([271]),
@@ -315,17 +339,20 @@ def test_bad_arguments(engine):
         lambda: sequence.decode(5, proposal=[271]),
         lambda: sequence.decode(5, proposal=[-1]),
         lambda: sequence.decode(5, sampling=SamplingParams(logit_bias={271: 1.0})),
-        lambda: sequence.decode(5, deadline_ms=-1.0),
         lambda: sequence.decode(5, beta=1.5),
         lambda: sequence.regenerate([271], max_tokens=5),
         lambda: engine.sequence().decode(5),
         lambda: engine.sequence().score([1]),
         lambda: engine.sequence([271]),
-    ):
-        with pytest.raises(ConfigError):
+        lambda: sequence.decode(5, unknown_option=1),
+    )
+    for number, call in enumerate(calls):
+        try:
             call()
-    with pytest.raises(TypeError, match="unknown_option"):
-        sequence.decode(5, unknown_option=1)
+        except ConfigError as error:
+            assert str(error)
+        else:
+            pytest.fail(f"call {number} was accepted")
     assert sequence.token_ids == random_ids(10)
 
 
@@ -342,10 +369,10 @@ def test_empty_extend_and_score(engine):
 def test_score_leaves_the_sequence(engine):
     sequence = engine.sequence(random_ids(40))
     before = state(sequence)
-    first = sequence.score(random_ids(33, seed=1), beta=0.01)
-    second = sequence.score(random_ids(33, seed=1), beta=0.01)
+    first = sequence.score(random_ids(33, seed=1), beta=1e-5)
+    second = sequence.score(random_ids(33, seed=1), beta=1e-5)
     assert first.probs.tobytes() == second.probs.tobytes()
-    assert (first.mask == (first.probs < 0.01)).all() and 0 < first.mask.sum() < 33
+    assert (first.mask == (first.probs < 1e-5)).all() and 0 < first.mask.sum() < 33
     assert first.min_prob == first.probs.min()
     assert state(sequence) == before
 
@@ -372,16 +399,14 @@ def test_statistics_count_what_was_done(engine):
 # ---- the sentence's end ----
 
 
-PROMPT = (
-    "<|im_start|>user\nWrite four short sentences about the sea.<|im_end|>\n<|im_start|>assistant\n"
-)
+PROMPT = "<|im_start|>user\nTell me about the city of Paris.<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_sentences_join_to_the_whole():
     """Decoding sentence by sentence gives the tokens of decoding at once."""
     engine = smollm2_engine("int8")
     prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
-    whole = engine.sequence(prompt).decode(80, until="eos")
+    whole = engine.sequence(prompt).decode(160, until="eos")
     for change in (False, True):
         sequence = engine.sequence(prompt)
         tokens, probs, sentences = [], b"", 0
@@ -406,7 +431,7 @@ def test_looked_ahead_token_is_not_used_for_another_draw():
     """Other sampling, another pass or a rollback must not get the token of the first decode."""
     engine = smollm2_engine("int8")
     prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
-    hot = SamplingParams(temperature=1.5, seed=8)
+    hot = SamplingParams(temperature=0.7, seed=8)
     sequence = engine.sequence(prompt)
     checkpoint = sequence.checkpoint()
     first = sequence.decode(60, sampling=hot)
@@ -415,7 +440,7 @@ def test_looked_ahead_token_is_not_used_for_another_draw():
     for options in (
         {"sampling": hot},
         {"sampling": hot, "pass_index": 1},
-        {"sampling": SamplingParams(temperature=1.5, seed=9)},
+        {"sampling": SamplingParams(temperature=0.7, seed=9)},
         {"sampling": SamplingParams()},
     ):
         fresh = engine.sequence(after).decode(12, **options)

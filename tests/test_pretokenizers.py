@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from helpers_tokenizer import CONTROL, NORMAL, mixed_strings, toy, trained
 
-from flarecore._pretokenizers import BYTE_ALPHABET, PRETOKENIZERS
 from flarecore.tokenizer import Tokenizer
+from flarecore.tokenizer.pretokenizers import BYTE_ALPHABET, PRETOKENIZERS
 
 # As in the models' tokenizer.json files.
 LLAMA3 = (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from helpers_tokenizer import REASONING, conversation, mixed_strings, smollm2, toy
 
-from flarecore.chat_template import ChatTemplate
 from flarecore.errors import ConfigError
 from flarecore.tokenizer import Tokenizer
+from flarecore.tokenizer.chat_template import ChatTemplate
 
 BAD_MESSAGES: list[tuple[Any, str]] = [
     ("hello", "must be a list of mappings, got str"),
@@ -153,7 +153,7 @@ def test_bounds_are_per_rendering_and_leave_long_conversations_alone() -> None:
 def test_only_the_listed_filters_are_missing() -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    from flarecore._template_sandbox import _BLOCKED_FILTERS, BoundedEnvironment
+    from flarecore.tokenizer.template_sandbox import _BLOCKED_FILTERS, BoundedEnvironment
 
     missing = set(ImmutableSandboxedEnvironment().filters) - set(BoundedEnvironment().filters)
     assert missing == set(_BLOCKED_FILTERS)

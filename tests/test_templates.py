@@ -7,9 +7,9 @@ from scripted_model import WordTokenizer, passages
 
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
-from flarecore.evidence import EvidenceMaker
-from flarecore.prompt import Placed
-from flarecore.prompt_builder import PromptBuilder
+from flarecore.loop.evidence import EvidenceMaker
+from flarecore.loop.prompt import Placed
+from flarecore.loop.prompt_builder import PromptBuilder
 from flarecore.templates import FEW_SHOT_HEAD, PromptTemplate
 
 CHAT = PromptTemplate.chat(

@@ -337,7 +337,7 @@ def test_from_a_file_with_odd_bytes(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys, flarecore.tokenizer, flarecore.chat_template, flarecore.model_files;"
+        "import sys, flarecore.tokenizer, flarecore.tokenizer.chat_template, flarecore.model_files;"
         "print(*{'tokenizers', 'jinja2', 'transformers', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

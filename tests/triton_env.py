@@ -22,9 +22,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def device_tensor(values, dtype=None):
     """numpy array or nested list -> tensor on the test device."""
-    return torch.as_tensor(np.asarray(values), device=DEVICE).to(dtype) if dtype is not None else (
-        torch.as_tensor(np.asarray(values), device=DEVICE)
-    )
+    tensor = torch.as_tensor(np.asarray(values), device=DEVICE)
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 def float64(tensor):
@@ -35,3 +34,9 @@ def float64(tensor):
 def bits(tensor):
     """Tensor -> its bytes, for comparisons bit for bit."""
     return tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+
+def device_only(*values):
+    """Parameters that take minutes in the interpreter: run with a CUDA device only."""
+    skip = pytest.mark.skipif(DEVICE == "cpu", reason="too slow in the Triton interpreter")
+    return pytest.param(*values, marks=[pytest.mark.gpu, skip])

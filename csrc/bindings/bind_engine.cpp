@@ -202,7 +202,7 @@ void bind_operation(py::module_& m) {
       .def("is_done", &Operation::is_done, NoGil())
       .def("cancel", &Operation::cancel)
       .def("wait", &wait, py::arg("timeout_ms") = py::none())
-      .def("on_done", &on_done)
+      .def("on_done", &on_done, py::arg("callback"))
       .def("result", &result_dict);
 }
 
@@ -218,14 +218,14 @@ void bind_sequence(py::module_& m) {
            NoGil())
       .def("truncate",
            [](const SequenceHandle& h, int n) { h.engine().truncate(h.sequence().get(), n); },
-           NoGil())
+           py::arg("num_tokens"), NoGil())
       .def("checkpoint",
            [](const SequenceHandle& h) { return h.engine().checkpoint(*h.sequence()); }, NoGil())
       .def("rollback",
            [](const SequenceHandle& h, const Checkpoint& checkpoint) {
              h.engine().rollback(h.sequence().get(), checkpoint);
            },
-           NoGil())
+           py::arg("checkpoint"), NoGil())
       .def("fork",
            [](const SequenceHandle& h) {
              return std::make_shared<SequenceHandle>(h.engine_pointer(),

@@ -68,20 +68,15 @@ struct TestMatrix {
 struct Inputs {
   const float* x;
   int num_rows;
-  std::vector<int8_t> q;
-  std::vector<float> scale, sums;
+  std::vector<QuantizedGroup> quantized;
 
   Inputs(const TestMatrix& m, const FloatArray& array)
       : x(array.data()), num_rows(static_cast<int>(array.shape(0))) {
-    const int64_t cols = m.matrix.num_cols();
     if (!is_quantized(m.matrix.view().format)) return;
-    const int64_t groups = cols / kGroupSize;
-    q.resize(static_cast<size_t>(num_rows * cols));
-    scale.resize(static_cast<size_t>(num_rows * groups));
-    sums.resize(static_cast<size_t>(num_rows * groups * 2));
+    const int64_t cols = m.matrix.num_cols(), groups = cols / kGroupSize;
+    quantized.resize(static_cast<size_t>(num_rows * groups));
     for (int r = 0; r < num_rows; ++r) {
-      m.table->quantize_row(x + r * cols, cols, &q[r * cols], &scale[r * groups],
-                            &sums[r * groups * 2]);
+      m.table->quantize_row(x + r * cols, cols, &quantized[static_cast<size_t>(r * groups)]);
     }
   }
 };
@@ -90,8 +85,8 @@ void multiply(const TestMatrix& m, const Inputs& in, int64_t tile_begin, int64_t
               float* y) {
   const PackedView w = m.matrix.view();
   if (is_quantized(w.format)) {
-    const QuantizedRows rows{in.q.data(), in.scale.data(), in.sums.data(), w.num_cols};
-    m.table->matmul_quantized(w, rows, in.num_rows, tile_begin, tile_end, y, w.num_rows);
+    m.table->matmul_quantized(w, in.quantized.data(), w.num_cols / kGroupSize, in.num_rows,
+                              tile_begin, tile_end, y, w.num_rows);
   } else {
     m.table->matmul_float(w, in.x, w.num_cols, in.num_rows, tile_begin, tile_end, y, w.num_rows);
   }

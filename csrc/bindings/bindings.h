@@ -13,5 +13,6 @@ FLARECORE_WEAK void bind_sentencepiece(pybind11::module_& m);
 FLARECORE_WEAK void bind_encoder(pybind11::module_& m);
 FLARECORE_WEAK void bind_sampling(pybind11::module_& m);
 FLARECORE_WEAK void bind_engine(pybind11::module_& m);
+FLARECORE_WEAK void bind_bench(pybind11::module_& m);
 
 }  // namespace flarecore

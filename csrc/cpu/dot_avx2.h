@@ -8,7 +8,16 @@ namespace flarecore {
 namespace {
 
 constexpr int kDotRows = 4;
+constexpr int kPanelGroups = 32;
+constexpr int kPanelMinRows = 6;
+constexpr int kRowStep = 24;
 constexpr int kPrefetchAhead = 1024;
+
+template <WeightFormat F>
+constexpr int kPanelRows = packed_layout(F).bits <= 5 ? 3 : 3;
+
+template <WeightFormat F>
+constexpr int kZeroPoint = packed_layout(F).zero;
 
 inline __m256i load_vector(const uint8_t* p, int j) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32 * j));
@@ -22,7 +31,7 @@ inline __m256i broadcast_four(const int8_t* q) {
 
 inline __m256i widen(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 
-// Codes j (low) and j + 4 (high) of a 4- or 5-bit group, or of a 6-bit one.
+// Vectors j and j + 4 of a group of up to 6 bits: inputs 4 j .. 4 j + 3 and 4 j + 16 .. 4 j + 19.
 template <WeightFormat F>
 inline void load_pair(const uint8_t* p, int j, __m256i* low, __m256i* high) {
   constexpr int kBits = packed_layout(F).bits;
@@ -45,95 +54,126 @@ inline void load_pair(const uint8_t* p, int j, __m256i* low, __m256i* high) {
   }
 }
 
-// Integer sums of R rows over one group. 4 and 5 bits: a product pair is at most 31 * 127 * 2 = 7874
-// in size, so four of them fit in 16 bits; with 15 * 127 * 2 = 3810, all eight do.
-template <WeightFormat F, int R>
-inline void dot_small(const uint8_t* codes, const ActivationRows<R>& x, int64_t g, __m256i* sum) {
-  constexpr bool kWidenHalves = packed_layout(F).bits == 5;
-  __m256i low_sum[R], high_sum[R];
-  for (int j = 0; j < 4; ++j) {
-    __m256i low, high;
-    load_pair<F>(codes, j, &low, &high);
-    for (int r = 0; r < R; ++r) {
-      const int8_t* q = x.q[r] + g * kGroupSize + 4 * j;
-      const __m256i a = _mm256_maddubs_epi16(low, broadcast_four(q));
-      const __m256i b = _mm256_maddubs_epi16(high, broadcast_four(q + 16));
-      if constexpr (kWidenHalves) {
-        low_sum[r] = j == 0 ? a : _mm256_add_epi16(low_sum[r], a);
-        high_sum[r] = j == 0 ? b : _mm256_add_epi16(high_sum[r], b);
-      } else {
-        const __m256i ab = _mm256_add_epi16(a, b);
-        low_sum[r] = j == 0 ? ab : _mm256_add_epi16(low_sum[r], ab);
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    sum[r] = widen(low_sum[r]);
-    if constexpr (kWidenHalves) sum[r] = _mm256_add_epi32(sum[r], widen(high_sum[r]));
+template <WeightFormat F>
+inline void decode_codes(const uint8_t* p, uint8_t* out) {
+  __m256i* vectors = reinterpret_cast<__m256i*>(out);
+  if constexpr (packed_layout(F).bits == 8) {
+    unrolled<8>([&](auto j) { _mm256_store_si256(vectors + j, load_vector(p, j)); });
+  } else {
+    unrolled<4>([&](auto j) {
+      __m256i low, high;
+      load_pair<F>(p, j, &low, &high);
+      _mm256_store_si256(vectors + j, low);
+      _mm256_store_si256(vectors + j + 4, high);
+    });
   }
 }
 
-// 6 bits: 63 * 127 * 2 = 16002, two fit. Sums of the two halves of the group.
-template <WeightFormat F, int R>
-inline void dot_six(const uint8_t* codes, const ActivationRows<R>& x, int64_t g, __m256i* first,
-                    __m256i* second) {
-  for (int j = 0; j < 4; j += 2) {
-    __m256i low[2], high[2];
-    load_pair<F>(codes, j, &low[0], &high[0]);
-    load_pair<F>(codes, j + 1, &low[1], &high[1]);
-    for (int r = 0; r < R; ++r) {
-      const int8_t* q = x.q[r] + g * kGroupSize + 4 * j;
-      const auto pair = [](const __m256i* w, const int8_t* from) {
-        return widen(_mm256_add_epi16(_mm256_maddubs_epi16(w[0], broadcast_four(from)),
-                                      _mm256_maddubs_epi16(w[1], broadcast_four(from + 4))));
-      };
-      const __m256i a = pair(low, q), b = pair(high, q + 16);
-      first[r] = j == 0 ? a : _mm256_add_epi32(first[r], a);
-      second[r] = j == 0 ? b : _mm256_add_epi32(second[r], b);
-    }
-  }
+// Keeps additions in the order written: reordered ones need more registers than there are.
+inline void keep_order(__m256i* sum) {
+  __m256i value = *sum;
+  __asm__("" : "+x"(value));
+  *sum = value;
 }
 
-// 8 bits, signed: |w| times x with the sign of w; 128 * 127 * 2 = 32512, one fits.
-template <int R>
-inline void dot_eight(const uint8_t* codes, const ActivationRows<R>& x, int64_t g, __m256i* sum) {
-  for (int j = 0; j < 8; ++j) {
-    const __m256i w = load_vector(codes, j);
-    const __m256i size = _mm256_abs_epi8(w);
-    for (int r = 0; r < R; ++r) {
-      const __m256i q = broadcast_four(x.q[r] + g * kGroupSize + 4 * j);
-      const __m256i a = widen(_mm256_maddubs_epi16(size, _mm256_sign_epi8(q, w)));
-      sum[r] = j == 0 ? a : _mm256_add_epi32(sum[r], a);
+// Running integer sum of products of one row with vectors of codes. How many products fit in 16
+// bits: a pair is at most 2 * 127 * code, 3810 for 4 bits (eight fit), 7874 for 5 (four), 16002 for
+// 6 (two), 32512 for 8 (one; |code| <= 128 times the activation with the sign of the code).
+template <WeightFormat F>
+struct RowSum {
+  static constexpr int kBits = packed_layout(F).bits;
+  static constexpr int kFitting = kBits == 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
+  __m256i narrow, wide;
+
+  // The n-th vector of this sum, n counted from 0 at compile time; `size` is |w| for 8 bits.
+  template <int N>
+  inline __attribute__((always_inline)) void add(__m256i w, __m256i size, __m256i q) {
+    const __m256i products = kBits == 8 ? _mm256_maddubs_epi16(size, _mm256_sign_epi8(q, w))
+                                        : _mm256_maddubs_epi16(w, q);
+    __m256i sum = N % kFitting == 0 ? products : _mm256_add_epi16(narrow, products);
+    if constexpr (kFitting > 2) keep_order(&sum);
+    narrow = sum;
+    if constexpr (N % kFitting == kFitting - 1) {
+      __m256i total = N < kFitting ? widen(narrow) : _mm256_add_epi32(wide, widen(narrow));
+      keep_order(&total);
+      wide = total;
     }
   }
+  inline Vec as_float() const { return _mm256_cvtepi32_ps(wide); }
+};
+
+// Integer sums of R rows and two tiles over vectors [Begin, End) of decoded codes.
+template <WeightFormat F, int R, int Begin, int End>
+inline void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x, int g,
+                      Vec (*dot)[2]) {
+  RowSum<F> sum[R][2];
+  unrolled<End - Begin>([&](auto n) {
+    constexpr int j = Begin + n;
+    const __m256i w0 = load_vector(codes[0], j), w1 = load_vector(codes[1], j);
+    const __m256i size0 = _mm256_abs_epi8(w0), size1 = _mm256_abs_epi8(w1);
+    unrolled<R>([&](auto r) {
+      const __m256i q = broadcast_four(x.row[r][g].q + 4 * j);
+      sum[r][0].template add<n>(w0, size0, q);
+      sum[r][1].template add<n>(w1, size1, q);
+    });
+  });
+  unrolled<R>([&](auto r) {
+    dot[r][0] = sum[r][0].as_float();
+    dot[r][1] = sum[r][1].as_float();
+  });
+}
+
+// Integer sums of R rows over the packed codes of one group; kQ6_K: of its halves.
+template <WeightFormat F, int R>
+inline void dot_group(const uint8_t* codes, const RowBlock<R>& x, int64_t g, Vec* dot,
+                      Vec* dot_second) {
+  constexpr int kBits = packed_layout(F).bits;
+  RowSum<F> sum[R], second[R];
+  if constexpr (kBits == 8) {
+    unrolled<8>([&](auto j) {
+      const __m256i w = load_vector(codes, j), size = _mm256_abs_epi8(w);
+      unrolled<R>(
+          [&](auto r) { sum[r].template add<j>(w, size, broadcast_four(x.row[r][g].q + 4 * j)); });
+    });
+  } else {
+    unrolled<4>([&](auto j) {
+      __m256i low, high;
+      load_pair<F>(codes, j, &low, &high);
+      unrolled<R>([&](auto r) {
+        const int8_t* q = x.row[r][g].q + 4 * j;
+        if constexpr (kBits == 4) {
+          sum[r].template add<2 * j>(low, low, broadcast_four(q));
+          sum[r].template add<2 * j + 1>(high, high, broadcast_four(q + 16));
+        } else {
+          sum[r].template add<j>(low, low, broadcast_four(q));
+          second[r].template add<j>(high, high, broadcast_four(q + 16));
+        }
+      });
+    });
+  }
+  unrolled<R>([&](auto r) {
+    if constexpr (kBits == 5) sum[r].wide = _mm256_add_epi32(sum[r].wide, second[r].wide);
+    if constexpr (kBits == 6) dot_second[r] = second[r].as_float();
+    dot[r] = sum[r].as_float();
+  });
 }
 
 template <WeightFormat F, int R>
-inline void dot_tile(const uint8_t* tile, int64_t num_cols, const ActivationRows<R>& x, Vec* out) {
-  constexpr int kZero = packed_layout(F).zero;
+inline void dot_tile(const uint8_t* tile, int64_t num_cols, const RowBlock<R>& x, Vec* out) {
   constexpr int kCodeBytes = packed_layout(F).code_bytes * kLanes;
   Vec acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
+  unrolled<R>([&](auto r) { acc[r] = set1(0.0f); });
   for_each_group<F>(tile, num_cols, [&](const uint8_t* codes, const uint8_t* scales,
                                         const uint8_t* supers, int64_t g) {
     for (int at = 0; at < kCodeBytes; at += 64) __builtin_prefetch(codes + kPrefetchAhead + at);
-    __m256i first[R], second[R];
-    if constexpr (F == WeightFormat::kQ8_0) {
-      dot_eight<R>(codes, x, g, first);
-    } else if constexpr (F == WeightFormat::kQ6_K) {
-      dot_six<F, R>(codes, x, g, first, second);
-    } else {
-      dot_small<F, R>(codes, x, g, first);
-    }
-    const GroupScales s = load_scales<F, kZero>(scales, supers);
-    for (int r = 0; r < R; ++r) {
-      Vec sum_second = set1(0.0f);
-      if constexpr (F == WeightFormat::kQ6_K) sum_second = _mm256_cvtepi32_ps(second[r]);
-      acc[r] = add_group<F, kZero>(acc[r], s, _mm256_cvtepi32_ps(first[r]), sum_second,
-                                   x.scale[r][g], x.sums[r] + 2 * g);
-    }
+    Vec dot[R], second[R];
+    dot_group<F, R>(codes, x, g, dot, second);
+    const GroupScales s = load_scales<F, kZeroPoint<F>>(scales, supers);
+    unrolled<R>([&](auto r) {
+      acc[r] = add_group<F, kZeroPoint<F>>(acc[r], s, dot[r], second[r], x.row[r][g]);
+    });
   });
-  for (int r = 0; r < R; ++r) out[r] = acc[r];
+  unrolled<R>([&](auto r) { out[r] = acc[r]; });
 }
 
 }  // namespace

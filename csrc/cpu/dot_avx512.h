@@ -8,7 +8,13 @@ namespace flarecore {
 namespace {
 
 constexpr int kDotRows = 8;
+constexpr int kPanelGroups = 16;
+constexpr int kPanelMinRows = 9;
+constexpr int kRowStep = 24;
 constexpr int kPrefetchAhead = 2048;
+
+template <WeightFormat F>
+constexpr int kPanelRows = 6;
 
 // VNNI wants unsigned codes: 8-bit ones are raised by 128.
 template <WeightFormat F>
@@ -20,15 +26,15 @@ inline void load_codes(const uint8_t* p, __m512i* w) {
   constexpr int kBits = packed_layout(F).bits;
   const auto vector = [&](int j) { return _mm512_load_si512(p + 64 * j); };
   if constexpr (kBits == 8) {
-    for (int j = 0; j < 8; ++j) w[j] = _mm512_xor_si512(vector(j), _mm512_set1_epi8(-128));
+    unrolled<8>([&](auto j) { w[j] = _mm512_xor_si512(vector(j), _mm512_set1_epi8(-128)); });
     return;
   }
   const __m512i nibble = _mm512_set1_epi8(15);
-  for (int j = 0; j < 4; ++j) {
+  unrolled<4>([&](auto j) {
     const __m512i both = vector(j);
     w[j] = _mm512_and_si512(both, nibble);
     w[j + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-  }
+  });
   // high = (plane << left) & mask, or shifted right; or-ed in by one ternary operation.
   const auto add_high = [&](__m512i code, __m512i shifted, int mask) {
     constexpr int kAndThenOr = 0xf8;  // a | (b & c)
@@ -37,54 +43,82 @@ inline void load_codes(const uint8_t* p, __m512i* w) {
   };
   if constexpr (kBits == 5) {
     const __m512i plane = vector(4);
-    for (int j = 0; j < 4; ++j) w[j] = add_high(w[j], _mm512_slli_epi16(plane, 4 - j), 16);
-    for (int j = 4; j < 8; ++j) w[j] = add_high(w[j], _mm512_srli_epi16(plane, j - 4), 16);
+    unrolled<4>([&](auto j) {
+      w[j] = add_high(w[j], _mm512_slli_epi16(plane, 4 - j), 16);
+      w[j + 4] = add_high(w[j + 4], _mm512_srli_epi16(plane, j), 16);
+    });
   }
   if constexpr (kBits == 6) {
-    for (int half = 0; half < 2; ++half) {
+    unrolled<2>([&](auto half) {
       const __m512i plane = vector(4 + half);
       __m512i* out = w + 4 * half;
       out[0] = add_high(out[0], _mm512_slli_epi16(plane, 4), 48);
       out[1] = add_high(out[1], _mm512_slli_epi16(plane, 2), 48);
       out[2] = add_high(out[2], plane, 48);
       out[3] = add_high(out[3], _mm512_srli_epi16(plane, 2), 48);
-    }
+    });
   }
 }
 
-// Sum over vectors [4 half, 4 half + 4).
-inline __m512i dot_half(const __m512i* w, const int8_t* q, int half) {
-  __m512i sum = _mm512_setzero_si512();
-  for (int j = 4 * half; j < 4 * half + 4; ++j) {
-    int32_t four;
-    __builtin_memcpy(&four, q + 4 * j, 4);
-    sum = _mm512_dpbusd_epi32(sum, w[j], _mm512_set1_epi32(four));
-  }
-  return sum;
+template <WeightFormat F>
+inline void decode_codes(const uint8_t* p, uint8_t* out) {
+  __m512i w[8];
+  load_codes<F>(p, w);
+  unrolled<8>([&](auto j) { _mm512_store_si512(out + 64 * j, w[j]); });
+}
+
+inline __m512i broadcast_four(const int8_t* q) {
+  int32_t four;
+  __builtin_memcpy(&four, q, 4);
+  return _mm512_set1_epi32(four);
+}
+
+// Integer sums of R rows and two tiles over vectors [Begin, End) of decoded codes.
+template <WeightFormat F, int R, int Begin, int End>
+inline void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x, int g,
+                      Vec (*dot)[2]) {
+  __m512i sum[R][2];
+  unrolled<R>([&](auto r) { sum[r][0] = sum[r][1] = _mm512_setzero_si512(); });
+  unrolled<End - Begin>([&](auto i) {
+    const int j = Begin + i;
+    const __m512i w0 = _mm512_load_si512(codes[0] + 64 * j);
+    const __m512i w1 = _mm512_load_si512(codes[1] + 64 * j);
+    unrolled<R>([&](auto r) {
+      const __m512i q = broadcast_four(x.row[r][g].q + 4 * j);
+      sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], w0, q);
+      sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], w1, q);
+    });
+  });
+  unrolled<R>([&](auto r) {
+    dot[r][0] = _mm512_cvtepi32_ps(sum[r][0]);
+    dot[r][1] = _mm512_cvtepi32_ps(sum[r][1]);
+  });
 }
 
 template <WeightFormat F, int R>
-inline void dot_tile(const uint8_t* tile, int64_t num_cols, const ActivationRows<R>& x, Vec* out) {
+inline void dot_tile(const uint8_t* tile, int64_t num_cols, const RowBlock<R>& x, Vec* out) {
   constexpr int kCodeLines = packed_layout(F).code_bytes * kLanes / 64;
   Vec acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
+  unrolled<R>([&](auto r) { acc[r] = set1(0.0f); });
   for_each_group<F>(tile, num_cols, [&](const uint8_t* codes, const uint8_t* scales,
                                         const uint8_t* supers, int64_t g) {
     for (int i = 0; i < kCodeLines; ++i) __builtin_prefetch(codes + kPrefetchAhead + 64 * i);
     __m512i w[8];
     load_codes<F>(codes, w);
     const GroupScales s = load_scales<F, kZeroPoint<F>>(scales, supers);
-    for (int r = 0; r < R; ++r) {
-      const int8_t* q = x.q[r] + g * kGroupSize;
-      const __m512i first = dot_half(w, q, 0), second = dot_half(w, q, 1);
-      const bool halves = F == WeightFormat::kQ6_K;
-      const __m512i sum = halves ? first : _mm512_add_epi32(first, second);
+    unrolled<R>([&](auto r) {
+      const QuantizedGroup& group = x.row[r][g];
+      __m512i first = _mm512_setzero_si512(), second = first;
+      unrolled<4>([&](auto j) {
+        first = _mm512_dpbusd_epi32(first, w[j], broadcast_four(group.q + 4 * j));
+        second = _mm512_dpbusd_epi32(second, w[j + 4], broadcast_four(group.q + 16 + 4 * j));
+      });
+      const __m512i sum = F == WeightFormat::kQ6_K ? first : _mm512_add_epi32(first, second);
       acc[r] = add_group<F, kZeroPoint<F>>(acc[r], s, _mm512_cvtepi32_ps(sum),
-                                           _mm512_cvtepi32_ps(second), x.scale[r][g],
-                                           x.sums[r] + 2 * g);
-    }
+                                           _mm512_cvtepi32_ps(second), group);
+    });
   });
-  for (int r = 0; r < R; ++r) out[r] = acc[r];
+  unrolled<R>([&](auto r) { out[r] = acc[r]; });
 }
 
 }  // namespace

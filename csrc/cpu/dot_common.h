@@ -6,12 +6,33 @@
 namespace flarecore {
 namespace {
 
-// Activations of R rows, each from its first group.
+// body(Index<0>{}), ..., body(Index<N - 1>{}): unrolled by the language, so that arrays indexed by it
+// live in registers whatever the optimiser thinks of the loop.
+template <int I>
+struct Index {
+  constexpr operator int() const { return I; }  // NOLINT: stands for its value
+};
+
+template <int N, int I = 0, typename Body>
+inline __attribute__((always_inline)) void unrolled(Body&& body) {
+  if constexpr (I < N) {
+    body(Index<I>{});
+    unrolled<N, I + 1>(body);
+  }
+}
+
+// Activations of R rows, each at the current group.
 template <int R>
-struct ActivationRows {
-  const int8_t* q[R];
-  const float* scale[R];
-  const float* sums[R];
+struct RowBlock {
+  const QuantizedGroup* row[R];
+
+  RowBlock(const QuantizedGroup* x, int64_t stride) {
+    for (int r = 0; r < R; ++r) {
+      row[r] = x + r * stride;
+      // Keeps each address in a register of its own: the compiler would gather them in vectors.
+      __asm__("" : "+r"(row[r]));
+    }
+  }
 };
 
 // Scales of one group of a tile, per channel: a code q stands for q * scale + min. Only kQ6_K has
@@ -50,18 +71,18 @@ inline GroupScales load_scales(const uint8_t* scales, const uint8_t* supers) {
   return s;
 }
 
-// acc += the group's contribution. `sum` is the integer sum of code * x over the group (kQ6_K: over
-// its first half, `sum_second` over the second), as float.
+// acc += the group's contribution. `dot` is the integer sum of code * q over the group (kQ6_K: over
+// its first half, `dot_second` over the second), as float.
 template <WeightFormat F, int kZero>
-inline Vec add_group(Vec acc, const GroupScales& s, Vec sum, Vec sum_second, float x_scale,
-                     const float* x_sums) {
-  acc = fma(sum, mul(s.scale, set1(x_scale)), acc);
+inline Vec add_group(Vec acc, const GroupScales& s, Vec dot, Vec dot_second,
+                     const QuantizedGroup& x) {
+  acc = fma(dot, mul(s.scale, set1(x.scale)), acc);
   if constexpr (F == WeightFormat::kQ6_K) {
-    acc = fma(sum_second, mul(s.scale_second, set1(x_scale)), acc);
-    acc = fma(s.min, set1(x_sums[1]), acc);
-    acc = fma(s.min_second, set1(x_sums[0] - x_sums[1]), acc);
+    acc = fma(dot_second, mul(s.scale_second, set1(x.scale)), acc);
+    acc = fma(s.min, set1(x.first_half_sum), acc);
+    acc = fma(s.min_second, set1(x.sum - x.first_half_sum), acc);
   } else if constexpr (kHasMin<F, kZero>) {
-    acc = fma(s.min, set1(x_sums[0]), acc);
+    acc = fma(s.min, set1(x.sum), acc);
   }
   return acc;
 }

@@ -41,13 +41,14 @@ struct PackedView {
   int64_t tile_size_bytes;  // distance between two tiles, a multiple of 64
 };
 
-// Activations quantised per row and group of 32 (num_rows, K): x = q * scale.
-struct QuantizedRows {
-  const int8_t* q;     // (num_rows, K), values in [-127, 127]
-  const float* scale;  // (num_rows, K / 32)
-  const float* sums;   // (num_rows, K / 32, 2) scale times the sum of q over {the whole group, its
-                       // first 16}: what a minimum or a zero point of the weights multiplies
-  int64_t num_cols;    // K
+// Activations of one row and group of 32 inputs in 8 bits, with what the kernels multiply next: one
+// stream a row, so that a block of rows needs few addresses. A quantised matrix of activations is
+// (num_rows, K / 32) of these.
+struct QuantizedGroup {
+  float scale;           // x = q * scale
+  float sum;             // scale times the sum of q: what a minimum or zero point multiplies
+  float first_half_sum;  // the same over the first 16
+  int8_t q[kGroupSize];  // in [-127, 127]
 };
 
 // Attention of up to kMaxAttentionRows query rows of one sequence that share one KV head, over the
@@ -92,9 +93,8 @@ struct KernelTable {
   void (*layernorm)(const float* x, const float* weight, const float* bias, float eps, int64_t n,
                     float* y);
   // Quantises one row per group of 32: scale = max|x| / 127, q = x * (127 / max|x|) rounded to
-  // nearest even (all 0 where max|x| < 1e-35). n is a multiple of 32; q is (n), scale (n / 32),
-  // sums (n / 32, 2) as in QuantizedRows.
-  void (*quantize_row)(const float* x, int64_t n, int8_t* q, float* scale, float* sums);
+  // nearest even (all 0 where max|x| < 1e-35). n is a multiple of 32; out is (n / 32).
+  void (*quantize_row)(const float* x, int64_t n, QuantizedGroup* out);
   // y = silu(gate) * up, y = gelu_tanh(gate) * up, y = gelu_erf(x). (n), in place allowed. Within
   // 2e-6 of the exact value, relative where |x| < 5, else relative to max(|y|, 1e-6).
   void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);
@@ -108,10 +108,11 @@ struct KernelTable {
   // padding channels are not written. For kF32, kF16, kBF16.
   void (*matmul_float)(const PackedView& w, const float* x, int64_t x_stride, int num_rows,
                        int64_t tile_begin, int64_t tile_end, float* y, int64_t y_stride);
-  // The same over quantised activations. For the kQ formats. Integer sums within a group are
-  // exact; groups are added in ascending order in float32.
-  void (*matmul_quantized)(const PackedView& w, const QuantizedRows& x, int num_rows,
-                           int64_t tile_begin, int64_t tile_end, float* y, int64_t y_stride);
+  // The same over quantised activations, x_stride groups between two rows. For the kQ formats.
+  // Integer sums within a group are exact; groups are added in ascending order in float32.
+  void (*matmul_quantized)(const PackedView& w, const QuantizedGroup* x, int64_t x_stride,
+                           int num_rows, int64_t tile_begin, int64_t tile_end, float* y,
+                           int64_t y_stride);
 
   // Softmax numerators over one split of the context (flash style, blocks in ascending order).
   void (*attention)(const AttentionArgs& args);
@@ -122,6 +123,11 @@ struct KernelTable {
 
   // float32 -> float16, round to nearest even; what overflows becomes +-65504. (n)
   void (*to_float16)(const float* x, int64_t n, uint16_t* y);
+
+  // Yardsticks of the benchmarks: the sum of n words, read as fast as the level can, and the largest
+  // of n >= 1 numbers, none of them NaN.
+  uint64_t (*sum_words)(const uint64_t* words, int64_t n);
+  float (*max_of)(const float* x, int64_t n);
 };
 
 }  // namespace flarecore

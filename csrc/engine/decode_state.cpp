@@ -41,7 +41,7 @@ bool DecodeState::accept(const Sampled& sampled) {
   if (vocabulary_.is_end_of_text(sampled.token) && !options_.ignore_eos) {
     saw_end_of_text_ = true;
     end_of_text_ = sampled;
-    if (sentence_end_ > 0) return finish_sentence();
+    if (find_sentence_end_at_stop()) return finish_sentence();
     return finish(StopReason::kEndOfText, static_cast<int>(tokens_.size()), text_.size());
   }
   const std::string_view bytes = vocabulary_.text(sampled.token);
@@ -80,13 +80,22 @@ bool DecodeState::finish(StopReason reason, int num_kept, size_t text_size) {
   return true;
 }
 
+// Where nothing more comes, "... in the U.S. He" is two sentences: the first one is the result.
+bool DecodeState::find_sentence_end_at_stop() {
+  if (options_.until_sentence && sentence_end_ == 0 && !tokens_.empty()) {
+    const int end = boundary_.finish();
+    if (end < static_cast<int>(tokens_.size())) sentence_end_ = end;
+  }
+  return sentence_end_ > 0;
+}
+
 bool DecodeState::finish_sentence() {
   return finish(StopReason::kSentence, sentence_end_, text_end_[sentence_end_ - 1]);
 }
 
 // At a limit a sentence is not cut inside a character if an earlier token ends whole.
 bool DecodeState::finish_at_limit(StopReason reason) {
-  if (sentence_end_ > 0) return finish_sentence();
+  if (find_sentence_end_at_stop()) return finish_sentence();
   int kept = static_cast<int>(tokens_.size());
   if (options_.until_sentence) {
     while (kept > 0 && incomplete_tail(std::string_view(text_).substr(0, text_end_[kept - 1])) > 0) {

@@ -46,6 +46,7 @@ class DecodeState {
 
  private:
   bool finish(StopReason reason, int num_kept, size_t text_size);
+  bool find_sentence_end_at_stop();
   bool finish_sentence();
   bool finish_at_limit(StopReason reason);
   size_t find_stop_string(size_t search_begin) const;

@@ -11,26 +11,18 @@ void ActivationRows::resize(int64_t num_rows, int64_t max_cols) {
   const size_t size = static_cast<size_t>(num_rows * stride_);
   if (values_.size() >= size) return;
   values_.resize(size);
-  q_.resize(size);
-  scale_.resize(size / kGroupSize);
-  sums_.resize(2 * size / kGroupSize);
+  groups_.resize(size / kGroupSize);
 }
 
 void ActivationRows::quantize(int64_t r, int64_t num_cols) {
-  kernels().quantize_row(row(r), num_cols, q_.data() + r * num_cols,
-                         scale_.data() + r * (num_cols / kGroupSize),
-                         sums_.data() + 2 * r * (num_cols / kGroupSize));
-}
-
-QuantizedRows ActivationRows::quantized(int64_t num_cols) const {
-  return {q_.data(), scale_.data(), sums_.data(), num_cols};
+  kernels().quantize_row(row(r), num_cols, groups_.data() + r * group_stride());
 }
 
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,
                int64_t tile_begin, int64_t tile_end) {
   const PackedView view = target.matrix->view();
   if (is_quantized(view.format)) {
-    kernels().matmul_quantized(view, input.quantized(view.num_cols), num_rows, tile_begin,
+    kernels().matmul_quantized(view, input.groups(), input.group_stride(), num_rows, tile_begin,
                                tile_end, target.out, target.out_stride);
   } else {
     kernels().matmul_float(view, input.values(), input.stride(), num_rows, tile_begin, tile_end,

@@ -20,15 +20,14 @@ class ActivationRows {
   void quantize(int64_t r, int64_t num_cols);
 
   const float* values() const { return values_.data(); }
-  // The rows as matmul_quantized reads them; num_cols must be what quantize() was given.
-  QuantizedRows quantized(int64_t num_cols) const;
+  // (num_rows, stride / 32); row r is valid after quantize(r, …).
+  const QuantizedGroup* groups() const { return groups_.data(); }
+  int64_t group_stride() const { return stride_ / kGroupSize; }
 
  private:
   int64_t stride_ = 0;
   std::vector<float> values_;
-  std::vector<int8_t> q_;
-  std::vector<float> scale_;
-  std::vector<float> sums_;
+  std::vector<QuantizedGroup> groups_;
 };
 
 struct LinearTarget {

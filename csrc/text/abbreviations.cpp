@@ -36,8 +36,8 @@ class WordTable {
   }
 
   unsigned char find(std::string_view word) const {
-    const auto at = std::lower_bound(entries_.begin(), entries_.end(), word,
-                                     [](const Entry& e, std::string_view w) { return e.first < w; });
+    const auto before = [](const Entry& e, std::string_view w) { return e.first < w; };
+    const auto at = std::lower_bound(entries_.begin(), entries_.end(), word, before);
     return at != entries_.end() && at->first == word ? at->second : 0;
   }
 

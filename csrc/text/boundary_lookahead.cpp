@@ -163,7 +163,8 @@ SentenceBoundary::Verdict SentenceBoundary::before_lower_word(bool capital_secon
   return boundary ? Verdict::kBoundary : Verdict::kNone;
 }
 
-// The capitalised word after an abbreviation is complete; `whole` if no period or hyphen follows it.
+// The capitalised word after an abbreviation is complete; `whole` if no period or hyphen follows
+// it.
 SentenceBoundary::Verdict SentenceBoundary::after_next_word(bool whole) const {
   const std::string_view word = next_word_.view();
   bool boundary;
@@ -185,8 +186,8 @@ bool SentenceBoundary::closes(char32_t c, uint32_t flags) const {
   if ((flags & kCloser) == 0) return false;
   if (needs_space()) return true;  // right behind . ? ! nothing opens
   if ((flags & kLooseCloser) != 0) return false;
-  // 。** closes bold text that is open, else it opens the next sentence's. The second * of ** follows
-  // the first.
+  // 。** closes bold text that is open, else it opens the next sentence's. The second * of **
+  // follows the first.
   return (flags & kPaired) == 0 || is_open_pair(c) || c == previous_;
 }
 

@@ -146,10 +146,7 @@ void SentenceBoundary::track(char32_t c, uint32_t flags) {
     const bool dot = (flags & kDot) != 0 && word_state_ == WordState::kInside;
     word_state_ = dot ? WordState::kAfterDot : WordState::kOutside;
     if ((flags & kSpace) == 0) only_space_since_word_ = false;
-    if ((flags & kNewline) != 0) {
-      num_words_ = 0;
-      only_space_since_word_ = false;
-    }
+    if ((flags & kNewline) != 0) num_words_ = 0;
   }
   previous_ = c;
 }

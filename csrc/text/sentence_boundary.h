@@ -1,16 +1,18 @@
 // Streaming sentence boundary over token bytes.
 //
 // Where a sentence ends is a property of the bytes alone: however they are cut into tokens, the end
-// is the same byte, rounded up to the end of the token that holds it. The rules (a terminator here is
-// one of . ? ! … or a strong one such as 。 that needs no space after it):
+// is the same byte, rounded up to the end of the token that holds it. The rules (a terminator here
+// is one of . ? ! … or a strong one such as 。 that needs no space after it):
 //   - A sentence ends after a terminator and the closing quotes, brackets, emphasis, emoji and
-//     citations ("[1]") right behind it. White space belongs to the next sentence, but newlines in it
-//     belong to the finished one (newline_is_boundary), so a paragraph break survives a regeneration.
+//     citations ("[1]") right behind it. White space belongs to the next sentence, but newlines in
+//     it belong to the finished one (newline_is_boundary): a paragraph break survives a
+//     regeneration.
 //   - A newline ends a sentence whatever stands before it (newline_is_boundary).
 //   - What follows a terminator decides: a lower-case word never starts a sentence (but in text
-//     without a single capital), an abbreviation, initial or number asks for more (abbreviations.inc).
-//   - A sentence has at least min_chars letters or digits, list markers ("1.") not counted; anything
-//     less is joined to what follows.
+//     without a single capital); an abbreviation, initial or number asks for more
+//     (abbreviations.inc).
+//   - A sentence has at least min_chars letters or digits, list markers ("1.") not counted;
+//     anything less is joined to what follows.
 // State is bounded and trivially copyable; nothing is allocated. Invalid UTF-8 reads as U+FFFD.
 #pragma once
 
@@ -34,10 +36,11 @@ class SentenceBoundary {
 
   void reset();  // to the start of a sentence
 
-  // Feeds the bytes of the next token (any cut of the text, also none). Returns the number of tokens
-  // fed since reset() that make up the finished sentence (at least 1, the current one at most), or 0
-  // while that is undecided. Usually the token after a terminator decides. Later tokens belong to the
-  // next sentence: reset() and feed them again. Once decided, further calls change nothing.
+  // Feeds the bytes of the next token (any cut of the text, also none). Returns the number of
+  // tokens fed since reset() that make up the finished sentence (at least 1, the current one at
+  // most), or 0 while that is undecided. Usually the token after a terminator decides. Later tokens
+  // belong to the next sentence: reset() and feed them again. Once decided, further calls change
+  // nothing.
   int feed(const char* bytes, size_t size);
 
   // The text ends here: decides, as feed() would, and returns the number of tokens of the first
@@ -46,8 +49,8 @@ class SentenceBoundary {
   int finish();
 
   int num_tokens() const { return num_tokens_; }  // fed since reset(), while undecided
-  // Byte, counted from reset(), behind the finished sentence, not rounded to a token. Meaningful once
-  // feed() or finish() has decided.
+  // Byte, counted from reset(), behind the finished sentence, not rounded to a token. Meaningful
+  // once feed() or finish() has decided.
   int64_t end_byte() const { return end_byte_; }
   const BoundaryOptions& options() const { return options_; }
 

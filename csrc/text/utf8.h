@@ -12,7 +12,8 @@ namespace flarecore {
 
 constexpr char32_t kReplacementChar = 0xFFFD;
 
-// Length in bytes of the valid character at the start of data, or 0 if there is none (or size is 0).
+// Length in bytes of the valid character at the start of data, or 0 if there is none (or size is
+// 0).
 int utf8_char_length(const uint8_t* data, size_t size);
 
 // Code point of a valid character of `length` bytes.

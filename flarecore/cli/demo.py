@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flarecore.cli.demo_data import QUESTIONS, DemoQuestion, load_index, own_question
+from flarecore.cli.demo_data import (
+    QUESTIONS,
+    DemoQuestion,
+    demo_template,
+    load_index,
+    own_question,
+)
 from flarecore.cli.numbers import print_numbers, total
 from flarecore.cli.options import add_engine_options, add_flare_options, flare_config
 
@@ -48,7 +55,6 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from flarecore.cli.display import make_console
-
     from flarecore.cli.progress import StageProgress
     from flarecore.cli.session import open_engine
     from flarecore.flare import Flare
@@ -62,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
             SentenceEncoder.load("minilm-l6-v2", threads=args.threads),
             use_cache=not args.no_cache, progress=progress)
     with open_engine(args, notes) as engine:
+        if engine.tokenizer.chat_template is not None:
+            config = dataclasses.replace(config, template=demo_template())
         flare = Flare(engine, index, config)
         if args.json:
             _print_events(flare, questions)

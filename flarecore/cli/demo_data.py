@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from flarecore.retrieval.encoder import SentenceEncoder
     from flarecore.retrieval.hnsw import HnswRetriever
     from flarecore.retrieval.passage import Progress
+    from flarecore.templates import PromptTemplate
 
-__all__ = ["DATA", "QUESTIONS", "DemoQuestion", "cache_folder", "load_index", "own_question"]
+__all__ = ["DATA", "QUESTIONS", "DemoQuestion", "cache_folder", "demo_template", "load_index",
+           "own_question"]
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "demo"
 # Part of the file name of the cached index: raise it when the way it is built changes.
@@ -34,14 +36,26 @@ class DemoQuestion:
 
 
 QUESTIONS = (
-    DemoQuestion("Who was Kenjiro Asatake, and what did he build?", "Kenjiro Asatake",
-                 {"lang": "en", "topic": "biography"}),
     DemoQuestion("Who was Ilse Marwede?", "Ilse Marwede", {"lang": "en", "topic": "biography"}),
+    DemoQuestion("Tell me about the life and work of Amadou Diabelko.", "Amadou Diabelko",
+                 {"lang": "en", "topic": "biography"}),
     # The knowledge base holds the rules of 2024 as well: the filter keeps them out.
-    DemoQuestion("How do I hand in my expenses under the 2026 travel policy?",
-                 "travel policy 2026 expenses",
+    DemoQuestion("Describe the rules for flights in the 2026 travel policy.",
+                 "travel policy 2026 flights",
                  {"lang": "en", "topic": "travel-policy", "date": {"gte": "2026-01-01"}}),
 )
+
+
+def demo_template() -> PromptTemplate:
+    """Plain wording that a model of 135 million parameters follows."""
+    from flarecore.templates import PromptTemplate
+
+    return PromptTemplate.chat(
+        head="You are a helpful assistant. Answer the question in a paragraph of short sentences.",
+        passage="{text}\n\n",
+        prefix_evidence="Use these notes.\n\n{passages}Question: ",
+        first_evidence="\n\nUse these notes.\n\n{passages}",
+        boundary_evidence="Use these notes.\n\n{passages}Go on with the next sentence.")
 
 
 def own_question(text: str, scope: str | None) -> DemoQuestion:

@@ -12,7 +12,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from flarecore.cli.wording import content_words, excerpt, printable, used_spans
+from flarecore.cli.wording import content_words, excerpt, filter_words, printable, used_spans
 from flarecore.events import (
     DraftFinished,
     DraftStarted,
@@ -36,6 +36,7 @@ _SHADES = ((0.8, "green"), (0.6, "color(100)"), (0.4, "color(172)"), (0.2, "colo
            (0.0, "color(160)"))
 _LABEL_WIDTH = 8
 _EXCERPT_CHARS = 200
+_MIN_USED_WORDS = 2  # a single common word is no use of a passage
 
 
 def make_console(file: TextIO | None = None, *, stderr: bool = False) -> Console:
@@ -58,23 +59,27 @@ def print_legend(console: Console, *, theta: float, beta: float, remark: str) ->
     """Says what the colours and marks mean."""
     from rich.text import Text
 
-    legend = Text("draft tokens ")
-    if console.is_terminal and not console.is_dumb_terminal:
-        names = ("sure", "", "", "", "unsure")
-        for (low, style), name in zip(_SHADES, names, strict=True):
-            legend.append(f"{name or '·'} " if name != "unsure" else name, style)
-            del low
-        legend.append(f"; a sentence with one below θ = {theta:g} is looked up; ")
+    legend = Text()
+    if _can_move(console):
+        legend.append("draft tokens from ")
+        for (_, style), name in zip(_SHADES, ("sure", "·", "·", "·", "unsure"), strict=True):
+            legend.append(name, style)
+            legend.append(" " if name != "unsure" else "")
+        legend.append("; ")
         legend.append("struck", "strike")
+        legend.append(": ")
     else:
-        legend.append(f"in [brackets]: left out of the query (confidence below β = {beta:g}); "
-                      f"a sentence with one below θ = {theta:g} is looked up")
-    if console.is_terminal and not console.is_dumb_terminal:
-        legend.append(f": below β = {beta:g}, not in the query")
-    legend.stylize_before("dim")
+        legend.append("[in brackets]: ")
+    legend.append(f"below β = {beta:g}, left out of the query; a sentence with a token below "
+                  f"θ = {theta:g} is looked up")
     console.print(Text(printable(remark), "dim"))
     console.print(legend)
     console.print()
+
+
+def _can_move(console: Console) -> bool:
+    """Whether the cursor can; a terminal without is treated like a pipe."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class AnswerView:
@@ -92,8 +97,7 @@ class AnswerView:
         self._console = console
         self._question = question
         self._theta, self._beta = theta, beta
-        # A terminal without cursor movement is treated like a pipe.
-        self._is_live = console.is_terminal and not console.is_dumb_terminal
+        self._is_live = _can_move(console)
         self._live: Live | None = None
         self._draft: DraftFinished | None = None
         self._passages: tuple[PassageTrace, ...] = ()
@@ -104,7 +108,7 @@ class AnswerView:
         from rich.text import Text
 
         self._console.print(Text.assemble(
-            ("? ", "bold cyan"), (printable(self._question), "bold")), soft_wrap=False)
+            ("? ", "bold cyan"), (printable(self._question), "bold")))
         if self._is_live:
             from rich.live import Live
 
@@ -124,6 +128,7 @@ class AnswerView:
         # The pipe may be gone; what ended the answer matters more.
         with contextlib.suppress(BrokenPipeError):
             self._live.stop()
+            self._console.print()
 
     def handle(self, event: Event) -> None:
         """Shows what an event adds."""
@@ -149,6 +154,8 @@ class AnswerView:
         note = "" if event.is_initial or event.query_source == "mask" else (
             "  (nothing left of the draft: the question)"
             if event.query_source == "question" else f"  ({event.query_source})")
+        if event.is_initial and event.filter:
+            note = f"  where {filter_words(event.filter)}"
         self._row("query", self._text((query, "cyan"), (note, "dim")))
         self._status("searching")
 
@@ -174,7 +181,8 @@ class AnswerView:
             self._show_draft(None)
         draft = "" if self._draft is None else self._draft.text
         if event.source == "regenerated":
-            words = content_words([text])
+            # Words of the question prove nothing: every passage about its subject has them.
+            words = content_words([text]) - content_words([self._question])
             for passage in self._passages:
                 self._show_passage(passage, words)
             supported = content_words(p.title + "\n" + p.text for p in self._passages)
@@ -205,7 +213,7 @@ class AnswerView:
         masked = False
         for at, token in enumerate(self._draft.tokens):
             word = _flat(printable(token), strip=False)
-            word = word.lstrip() if at == 0 else word
+            word = word if draft.plain.strip("[") else word.lstrip()
             keep = kept is None or kept[at]
             if marks is not None and keep is masked and word:
                 # "[" goes behind the space that opens a token, "]" before it.
@@ -223,7 +231,7 @@ class AnswerView:
         text = printable(passage.text)
         used = content_words([text]) & words
         row = self._headline(passage)
-        if used:
+        if len(used) >= _MIN_USED_WORDS:
             begin, end = excerpt(text, used, _EXCERPT_CHARS)
             row.append("\n… " if begin else "\n", "dim")
             row.append_text(self._marked(text[begin:end], used, "bold green", "dim"))
@@ -245,21 +253,25 @@ class AnswerView:
 
         return Text.assemble(*parts)
 
-    def _row(self, label: str, content: RenderableType) -> None:
-        from rich.table import Table
+    def _row(self, label: str, content: Text) -> None:
+        """A label and text beside it, wrapped; no blanks at the ends of lines."""
+        from rich.text import Text
 
-        row = Table.grid(padding=(0, 1))
-        row.add_column(width=_LABEL_WIDTH, no_wrap=True)
-        row.add_column(overflow="fold")
-        row.add_row(self._text((label, "bold" if label == "accepted" else "dim")), content)
-        self._console.print(row)
+        indent = _LABEL_WIDTH + 1
+        label_style = "bold" if label == "accepted" else "dim"
+        lines = content.wrap(self._console, max(self._console.width - indent, 20))
+        for number, line in enumerate(lines):
+            head = (f"{label if number == 0 else '':<{indent}}", label_style)
+            whole = Text.assemble(head, line)
+            whole.rstrip()
+            self._console.print(whole, soft_wrap=True)
 
     def _rule(self) -> None:
         self._console.print()
 
     def _status(self, text: str) -> None:
         if self._live is not None:
-            self._live.update(self._panel(text))
+            self._live.update(self._panel(text), refresh=True)
 
     def _panel(self, status: str | None) -> RenderableType:
         """The answer so far, with what is going on below it."""

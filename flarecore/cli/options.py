@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import Any
 
 from flarecore.config import FlareConfig
@@ -51,7 +52,7 @@ _SAMPLING: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("repetition_penalty", _FLOAT, "1 is off"),
     ("seed", _INT, "of the random numbers"),
 )
-_PRESETS = {
+_PRESETS: dict[str, Callable[..., FlareConfig]] = {
     "default": FlareConfig,
     "paper": FlareConfig.paper,
     "authors_code": FlareConfig.authors_code,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = ["content_words", "excerpt", "printable", "used_spans"]
+__all__ = ["content_words", "excerpt", "filter_words", "printable", "used_spans"]
 
 # Everything that could move the cursor, change colours or the window's title.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -14,17 +15,32 @@ _WORD = re.compile(
     r"\d[\d.,:]*\d|\d|[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
     r"|(?:(?![\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff])[^\W\d_])+(?:['’-][^\W\d_]+)*")
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
-_STOP_WORDS = frozenset("""
+_STOP_TEXT = """
 a about after all also an and are as at be been before but by can could did do does for from had has
 have he her him his how i if in into is it its itself may more most must no not of on one only or
 other our out over own she should so some such than that the their them then there these they this
 those to under up was we were what when where which while who why will with would you your
-""".split())
+"""
+_STOP_WORDS = frozenset(_STOP_TEXT.split())
 
 
 def printable(text: str) -> str:
     """The text without control characters, which a model or a passage could misuse."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+
+
+_SIGNS = {"eq": "=", "ne": "≠", "gt": ">", "gte": "≥", "lt": "<", "lte": "≤"}
+
+
+def filter_words(filter: Mapping[str, Any]) -> str:
+    """A metadata filter on one line."""
+    parts = []
+    for name, condition in filter.items():
+        tests = condition if isinstance(condition, Mapping) else {
+            "in" if isinstance(condition, (list, tuple)) else "eq": condition}
+        parts += [f"{name} {_SIGNS.get(sign, sign.replace('_', ' '))} {value}"
+                  for sign, value in tests.items()]
+    return printable(", ".join(parts))
 
 
 def _words(text: str) -> list[tuple[int, int, str]]:
@@ -46,7 +62,7 @@ def content_words(texts: Iterable[str]) -> frozenset[str]:
 
 
 def used_spans(text: str, words: frozenset[str]) -> list[tuple[int, int]]:
-    """Half-open spans of `text` that hold one of the words; overlapping ones are joined."""
+    """Half-open spans of `text` that hold one of the words; those that touch are joined."""
     spans: list[tuple[int, int]] = []
     for begin, end, key in _words(text):
         if key not in words:
@@ -59,7 +75,7 @@ def used_spans(text: str, words: frozenset[str]) -> list[tuple[int, int]]:
 
 
 def excerpt(text: str, words: frozenset[str], max_chars: int) -> tuple[int, int]:
-    """Half-open range of at most about `max_chars` characters with the most used words in it.
+    """Half-open range of at most `max_chars` characters with the most used words in it.
 
     Begins and ends at word boundaries; the whole text if it is short enough.
     """
@@ -74,8 +90,8 @@ def excerpt(text: str, words: frozenset[str], max_chars: int) -> tuple[int, int]
         if len(inside) > best_count:
             best, best_count = (begin, inside[-1][1] if inside else spans[first][1]), len(inside)
     spare = max(max_chars - (best[1] - best[0]), 0)
-    begin = _word_begin(text, max(best[0] - spare // 2, 0))
-    return begin, _word_end(text, max(begin + max_chars, best[1]))
+    begin = min(_word_begin(text, max(best[0] - spare // 2, 0)), best[0])
+    return begin, _word_end(text, begin + max_chars)
 
 
 def _word_begin(text: str, at: int) -> int:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from flarecore.errors import ConfigError
 from flarecore.reference.gguf_weights import LlamaWeights
+from flarecore.reference.quantized import dequantize_rows, quantize_rows
 
 __all__ = ["ReferenceDecoder"]
 
@@ -46,14 +47,22 @@ class ReferenceDecoder:
         Dequantised weights.
     dtype
         ``"float64"`` (the yardstick) or ``"float32"``.
+    compute
+        ``"int8"`` rounds what ``compute="int8"`` of the engine rounds: the inputs of every product
+        with a quantised matrix to 8 bits, keys and values to float16.
     """
 
-    def __init__(self, weights: LlamaWeights, dtype: str = "float64") -> None:
+    def __init__(
+        self, weights: LlamaWeights, dtype: str = "float64", compute: str = "float32"
+    ) -> None:
         if dtype not in ("float32", "float64"):
             raise ConfigError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+        if compute not in ("float32", "int8"):
+            raise ConfigError(f"compute must be 'float32' or 'int8', got {compute!r}")
         self.weights = weights
         self.shape = weights.shape
         self._dtype = np.dtype(dtype)
+        self._is_int8 = compute == "int8"
 
     def logits(self, token_ids: Sequence[int], *, last: int | None = None) -> Array:
         """Run the model over a sequence.
@@ -81,7 +90,7 @@ class ReferenceDecoder:
             x = x + self._feed_forward(layer, self._norm(layer, "ffn_norm", x))
         x = x[-last:] if last is not None else x
         x = _rms_norm(x, self._cast(weights.tensors["output_norm.weight"]), shape.rms_eps)
-        return np.asarray(x @ self._cast(weights.head).T)
+        return self._product(x, weights.head, weights.is_head_quantized)
 
     def open(self, token_ids: Sequence[int]) -> Callable[[int | None], Array]:
         """Step through a sequence: see `flarecore.reference.token_source`."""
@@ -98,7 +107,13 @@ class ReferenceDecoder:
         return tensor.astype(self._dtype, copy=False)
 
     def _linear(self, layer: int, name: str, x: Array) -> Array:
-        return np.asarray(x @ self._cast(self.weights.layer(layer, name)).T)
+        is_quantized = f"blk.{layer}.{name}.weight" in self.weights.quantized
+        return self._product(x, self.weights.layer(layer, name), is_quantized)
+
+    def _product(self, x: Array, weight: Array, is_quantized: bool) -> Array:
+        if self._is_int8 and is_quantized:
+            x = dequantize_rows(*quantize_rows(x.astype(np.float32))).astype(self._dtype)
+        return np.asarray(x @ self._cast(weight).T)
 
     def _norm(self, layer: int, name: str, x: Array) -> Array:
         return _rms_norm(x, self._cast(self.weights.layer(layer, name)), self.shape.rms_eps)
@@ -110,6 +125,8 @@ class ReferenceDecoder:
         k = self._linear(layer, "attn_k", x).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
         v = self._linear(layer, "attn_v", x).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
         q, k = _rotate(q, angles), _rotate(k, angles)
+        if self._is_int8:
+            k, v = (kv.astype(np.float16).astype(self._dtype) for kv in (k, v))
         visible = np.tril(np.ones((num_tokens, num_tokens), dtype=bool))
         heads = np.empty_like(q)
         for head in range(shape.num_heads):

@@ -117,5 +117,6 @@ def load_gemma_gguf(path: str | Path) -> GemmaWeights:
     ModelFileError
         If it is no GGUF file.
     """
-    metadata, tensors = read_gguf(path)
-    return GemmaWeights(tensors, _read_shape(metadata, len(tensors["token_embd.weight"])))
+    metadata, tensors, quantized = read_gguf(path)
+    shape = _read_shape(metadata, len(tensors["token_embd.weight"]))
+    return GemmaWeights(tensors, quantized, shape)

@@ -9,18 +9,36 @@ from __future__ import annotations
 import mmap
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flarecore.errors import ModelFileError, UnsupportedError
 
-__all__ = ["read_gguf"]
+__all__ = ["GgufContents", "read_gguf"]
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
             12: "d"}  # fmt: skip
 _STRING, _ARRAY = 8, 9
+
+
+class GgufContents(NamedTuple):
+    """What a GGUF file holds.
+
+    Attributes
+    ----------
+    metadata
+        Numbers, bools and strings; None for arrays.
+    tensors
+        GGUF name -> float32 array, exactly the values of the file; matrices as (outputs, inputs).
+    quantized
+        Names of the tensors that the file holds in a quantised type.
+    """
+
+    metadata: dict[str, Any]
+    tensors: dict[str, npt.NDArray[np.float32]]
+    quantized: frozenset[str]
 
 
 class _Cursor:
@@ -55,20 +73,13 @@ class _Cursor:
         return None
 
 
-def read_gguf(path: str | Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.float32]]]:
+def read_gguf(path: str | Path) -> GgufContents:
     """Read and dequantise a whole file.
 
     Parameters
     ----------
     path
         A GGUF file, version 2 or 3.
-
-    Returns
-    -------
-    metadata : dict
-        Numbers, bools and strings; None for arrays.
-    tensors : dict
-        GGUF name -> float32 array, exactly the values of the file; matrices as (outputs, inputs).
 
     Raises
     ------
@@ -101,7 +112,7 @@ def read_gguf(path: str | Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[n
         infos.append((name, sizes, cursor.number("I"), cursor.number("Q")))
     alignment = metadata.get("general.alignment", 32)
     begin = -(-cursor.position // alignment) * alignment
-    tensors = {}
+    tensors, quantized = {}, set()
     for name, sizes, type_id, offset in infos:
         kind = gguf.GGMLQuantizationType(type_id)
         block_values, block_bytes = gguf.GGML_QUANT_SIZES[kind]
@@ -110,4 +121,6 @@ def read_gguf(path: str | Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[n
         rows = raw.reshape(*sizes[:0:-1], sizes[0] // block_values * block_bytes)
         values = gguf.quants.dequantize(rows, kind)
         tensors[name] = np.array(values, dtype=np.float32).reshape(sizes[::-1])
-    return metadata, tensors
+        if kind.name not in ("F32", "F16", "BF16"):
+            quantized.add(name)
+    return GgufContents(metadata, tensors, frozenset(quantized))

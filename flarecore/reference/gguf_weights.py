@@ -54,9 +54,12 @@ class Weights:
     ----------
     tensors
         GGUF name -> float32 array, matrices as (outputs, inputs).
+    quantized
+        Names of the tensors that the file holds in a quantised type.
     """
 
     tensors: dict[str, Float32]
+    quantized: frozenset[str]
 
     def layer(self, index: int, name: str) -> Float32:
         """Tensor ``blk.<index>.<name>.weight``."""
@@ -65,7 +68,16 @@ class Weights:
     @property
     def head(self) -> Float32:
         """(vocab, hidden) Output head; the embedding where the file has none (tied)."""
-        return self.tensors.get("output.weight", self.tensors["token_embd.weight"])
+        return self.tensors[self._head_name]
+
+    @property
+    def is_head_quantized(self) -> bool:
+        """Whether the file holds the output head in a quantised type."""
+        return self._head_name in self.quantized
+
+    @property
+    def _head_name(self) -> str:
+        return "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
 
 
 @dataclass(frozen=True)
@@ -151,5 +163,5 @@ def load_llama_gguf(path: str | Path) -> LlamaWeights:
     ModelFileError
         If it is no GGUF file.
     """
-    metadata, tensors = read_gguf(path)
-    return LlamaWeights(tensors, _read_shape(metadata, tensors))
+    metadata, tensors, quantized = read_gguf(path)
+    return LlamaWeights(tensors, quantized, _read_shape(metadata, tensors))

@@ -8,7 +8,6 @@ placements, the ``replace`` policy, ``accept_draft`` where no passage is found.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from flarecore.reference.naive_prompt import NaiveEvidence, NaivePrompt, NaiveTokenizer
+from flarecore.reference.query_mask import is_punctuation_or_space, mask_to_query
+from flarecore.reference.sentence_boundary import first_sentence_end
 
 __all__ = [
     "NaiveAnswer",
@@ -25,6 +26,9 @@ __all__ = [
     "TokenSource",
     "naive_flare",
 ]
+
+# More than any look-ahead of the sentence boundary: a citation, closers and the next word.
+_LOOKAHEAD_BYTES = 96
 
 
 class TokenSource(Protocol):
@@ -46,12 +50,9 @@ class NaiveOptions:
     """Options, named and meant as in ``FlareConfig``.
 
     ``search`` takes a query and gives passages with ``id``, ``title`` and ``text``, best first.
-    ``make_boundary`` and ``mask_to_query`` are the reference text rules.
     """
 
     search: Callable[[str], Sequence[Any]]
-    make_boundary: Callable[[], Any]
-    mask_to_query: Callable[..., tuple[str, list[bool]]]
     theta: float = 0.8
     beta: float = 0.4
     placement: str = "prefix"
@@ -159,21 +160,34 @@ class _Loop:
         self.answer.num_prefilled += len(context)
         limit = min(options.max_draft_tokens, options.max_new_tokens - len(written))
         next_token = self.source.stream(context, pass_index)
-        boundary = options.make_boundary()
         ids: list[int] = []
         probs: list[float] = []
-        while len(ids) < limit:
+        end_reason = "max_tokens"
+        while len(ids) < limit and not self.is_settled(ids):
             token_id, prob = next_token()
             if token_id is None:
-                return _pass(ids, probs, "eos")
+                end_reason = "eos"
+                break
             ids.append(token_id)
             probs.append(prob)
-            # The boundary looks ahead: it may lie one token back.
-            num_tokens = boundary.feed(self.table[token_id])
-            if num_tokens > 0:
-                return _pass(ids[:num_tokens], probs[:num_tokens], "sentence")
-        num_tokens = self.num_whole_tokens(ids)
-        return _pass(ids[:num_tokens], probs[:num_tokens], "max_tokens")
+        num_tokens = self.num_in_sentence(ids)
+        if num_tokens < len(ids) or self.is_settled(ids):
+            end_reason = "sentence"
+        elif end_reason == "max_tokens":
+            num_tokens = self.num_whole_tokens(ids)
+        return NaivePass(
+            tuple(ids[:num_tokens]), np.array(probs[:num_tokens], dtype=np.float32), end_reason
+        )
+
+    def is_settled(self, ids: list[int]) -> bool:
+        """Whether so much text follows the first sentence that no more can move its end."""
+        text = self.bytes_of(ids)
+        return len(text) - first_sentence_end(text) > _LOOKAHEAD_BYTES
+
+    def num_in_sentence(self, ids: list[int]) -> int:
+        """Tokens that hold the bytes of the first sentence."""
+        end = first_sentence_end(self.bytes_of(ids))
+        return next((n for n in range(len(ids) + 1) if len(self.bytes_of(ids[:n])) >= end), 0)
 
     def num_whole_tokens(self, ids: list[int]) -> int:
         """Tokens up to the last one that ends with a character; all if none does."""
@@ -188,20 +202,21 @@ class _Loop:
             return False
         if options.theta == 1.0:
             text = self.bytes_of(draft.token_ids)
-            return options.trigger_punctuation or not _is_punctuation(text)
+            return options.trigger_punctuation or not is_punctuation_or_space(text)
         low = draft.probs < np.float32(options.theta)
         return any(
-            is_low and (options.trigger_punctuation or not _is_punctuation(self.table[token_id]))
+            is_low
+            and (options.trigger_punctuation or not is_punctuation_or_space(self.table[token_id]))
             for is_low, token_id in zip(low, draft.token_ids, strict=True)
         )
 
     def query(self, draft: NaivePass) -> str:
         """The draft without its tokens below β; the question if nothing is left."""
         pieces = [self.table[i] for i in draft.token_ids]
-        text, _ = self.options.mask_to_query(
-            pieces, draft.probs, self.options.beta, unit=self.options.mask_unit
+        text, _ = mask_to_query(
+            pieces, draft.probs.tolist(), self.options.beta, unit=self.options.mask_unit
         )
-        if _is_punctuation(text.encode()):
+        if is_punctuation_or_space(text.encode()):
             text = " ".join(self.prompt.question.split())
         ids = self.tokenizer.encode(text)
         if len(ids) <= self.options.max_query_tokens:
@@ -272,10 +287,6 @@ class _Loop:
         return (*self.tokenizer.encode(space.decode()), *token_ids)
 
 
-def _pass(ids: list[int], probs: list[float], stop_reason: str) -> NaivePass:
-    return NaivePass(tuple(ids), np.array(probs, dtype=np.float32), stop_reason)
-
-
 def _is_cut(data: bytes) -> bool:
     """Whether the bytes end inside a UTF-8 character."""
     for back in range(1, min(3, len(data)) + 1):
@@ -283,12 +294,6 @@ def _is_cut(data: bytes) -> bool:
         if byte & 0xC0 != 0x80:
             return byte >= 0xC0 and back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
     return False
-
-
-def _is_punctuation(data: bytes) -> bool:
-    """Only punctuation and white space."""
-    text = data.decode("utf-8", "replace")
-    return all(char.isspace() or unicodedata.category(char)[0] == "P" for char in text)
 
 
 def naive_flare(

@@ -11,11 +11,24 @@ from dataclasses import dataclass
 
 from flarecore import _C  # type: ignore[attr-defined]
 from flarecore.reference.text_chars import (
-    DIRECTION_CLOSERS,
+    CONTINUATIONS,
+    EAST_OPENERS,
+    EAST_QUOTES,
+    ELLIPSES,
+    HARD_CLOSERS,
+    LOOSE_CLOSERS,
     NEWLINES,
+    PAIRED,
+    PARTICLES,
+    QUESTIONS,
+    SOFT_CLOSERS,
+    STRONG,
+    TERMINATORS,
+    TITLE_CLOSERS,
     decode_utf8,
     is_digit,
     is_east,
+    is_emoji,
     is_lower,
     is_upper,
     is_word,
@@ -28,24 +41,7 @@ MAX_WORD = 16  # longer words are in no table
 MAX_SYMBOLS = 8
 STARTER, LETTER_HEAD, NUMBER_HEAD, EXCLAIMED_NAME, NUMERAL = 1, 2, 4, 8, 16
 
-ELLIPSES = "…‥⋯"
-QUESTIONS = "?!‼‽⁇⁈⁉"
-STRONG = "。｡！？；։؟۔।॥။።។"
-TERMINATORS = "." + "．" + ELLIPSES + QUESTIONS + STRONG
-HARD_CLOSERS = ")]}〉》」』】〕〗）］｝｣"
-LOOSE_CLOSERS = "«‘“‹"
-PAIRED = '"*`_~'
-SOFT_CLOSERS = "'»’”›＂＇\u200d\ufe0f²³¹" + DIRECTION_CLOSERS
-EAST_QUOTES = "”〉》」』】）｣"
-TITLE_CLOSERS = "〉》"
-EAST_OPENERS = "〈《「『【｢"
-CONTINUATIONS = ",;:،؛、，：､"
-PARTICLES = "とっをがのには"
 CITATION = re.compile(r"\[[0-9,\-–^ ]{1,12}\]")
-
-
-def _is_emoji(char: str) -> bool:
-    return kind(char) == "symbol" and bool(re.match("[\u2600-\u27bf\U0001f000-\U0001faff]", char))
 
 
 def _narrow(word: str) -> str:
@@ -158,7 +154,7 @@ class _Sentence:
         if not earlier:
             return "", index
         gap = self.text[earlier[-1][1] : begin]
-        only_space = all(kind(c) == "space" and c not in NEWLINES for c in gap)
+        only_space = all(kind(c) == "space" for c in gap)
         return (_narrow(self.text[slice(*earlier[-1])]) if only_space else ""), index
 
     def open(self, i: int, word: tuple[int, int] | None, word_class: str) -> _End:
@@ -236,7 +232,7 @@ class _Sentence:
     def closes(self, j: int, end: _End) -> bool:
         char = self.text[j]
         loose = char in LOOSE_CLOSERS
-        closer = char in HARD_CLOSERS + SOFT_CLOSERS or _is_emoji(char) or "⁰" <= char <= "⁹"
+        closer = char in HARD_CLOSERS + SOFT_CLOSERS or is_emoji(char) or "⁰" <= char <= "⁹"
         if end.needs_space:
             return closer or loose or char in PAIRED
         if char in PAIRED:

@@ -8,6 +8,19 @@ import unicodedata
 REPLACEMENT = "\ufffd"
 NEWLINES = "\n\r\x85\u2028\u2029"
 DIRECTION_CLOSERS = "\u061c\u200e\u200f\u202c\u2069"
+ELLIPSES = "…‥⋯"
+QUESTIONS = "?!‼‽⁇⁈⁉"
+STRONG = "。｡！？；։؟۔।॥။።។"
+TERMINATORS = "." + "．" + ELLIPSES + QUESTIONS + STRONG
+HARD_CLOSERS = ")]}〉》」』】〕〗）］｝｣"
+LOOSE_CLOSERS = "«‘“‹"
+PAIRED = '"*`_~'
+SOFT_CLOSERS = "'»’”›＂＇\u200d\ufe0f²³¹" + DIRECTION_CLOSERS
+EAST_QUOTES = "”〉》」』】）｣"
+TITLE_CLOSERS = "〉》"
+EAST_OPENERS = "〈《「『【｢"
+CONTINUATIONS = ",;:،؛、，：､"
+PARTICLES = "とっをがのには"
 BLANKS = "\u200b\u2060\ufeff"
 JOINERS = "\u200c\u200d"
 DIRECTION_MARKS = DIRECTION_CLOSERS + "\u202a\u202b\u202d\u202e\u2066\u2067\u2068"
@@ -74,3 +87,7 @@ def is_digit(char: str) -> bool:
 def is_unspaced(char: str) -> bool:
     """Letters of scripts that put no spaces between words."""
     return is_word(char) and bool(UNSPACED_EAST.match(char) or UNSPACED_SOUTH.match(char))
+
+
+def is_emoji(char: str) -> bool:
+    return kind(char) == "symbol" and bool(re.match("[\u2600-\u27bf\U0001f000-\U0001faff]", char))

@@ -137,7 +137,7 @@ class TransformersDecoder:
     def logits(
         self, token_ids: Sequence[int], *, last: int | None = None
     ) -> npt.NDArray[np.float32]:
-        """(T, V), or (last, V), float32 logits of every token, or of the last ones, of a sequence."""
+        """(T, V) float32 logits of every token of one sequence, or (last, V) of the last ones."""
         ids = self._torch.tensor([list(token_ids)])
         with self._torch.no_grad():
             out = self.model(ids, use_cache=False, logits_to_keep=last or 0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flarecore.config import FlareConfig
-from flarecore.interfaces import TokenizerLike
+from flarecore.loop.interfaces import TokenizerLike
 from flarecore.retrieval.passage import Passage
 from flarecore.templates import PromptTemplate, split_piece
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flarecore._pretokenizers import BYTE_ALPHABET, PreTokenizer
-from flarecore._vocabulary import NORMAL, USER_DEFINED, Vocabulary
 from flarecore.errors import ConfigError, ModelFileError
+from flarecore.tokenizer.pretokenizers import BYTE_ALPHABET, PreTokenizer
+from flarecore.tokenizer.vocabulary import NORMAL, USER_DEFINED, Vocabulary
 
 __all__ = ["ByteLevelBpe", "why_no_text"]
 

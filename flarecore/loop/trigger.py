@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from flarecore.candidate import Candidate
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
+from flarecore.loop.candidate import Candidate
 from flarecore.text import is_punctuation_or_space
 
 __all__ = ["low_tokens", "triggers"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flarecore.interfaces import TokenizerLike
+from flarecore.loop.interfaces import TokenizerLike
 
 __all__ = ["Joint"]
 

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator
 from typing import Any, Generic, TypeVar
 
-from flarecore.effects import EmitEvent, RunOperation, RunSearch, Steps
 from flarecore.errors import DeadlineExceeded, RetrievalError
 from flarecore.events import Event
-from flarecore.interfaces import OperationLike
+from flarecore.loop.effects import EmitEvent, RunOperation, RunSearch, Steps
+from flarecore.loop.interfaces import OperationLike
 from flarecore.retrieval.passage import Passage, Retriever
 
 __all__ = ["Outcome", "drive", "drive_async"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from flarecore.candidate import Candidate
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
-from flarecore.interfaces import TokenizerLike
+from flarecore.loop.candidate import Candidate
+from flarecore.loop.interfaces import TokenizerLike
 from flarecore.text import MaskUnit, is_punctuation_or_space, mask_to_query
 
 __all__ = ["Query", "QueryMaker"]

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from flarecore._byte_level_bpe import ByteLevelBpe
-from flarecore._pretokenizers import find_pretokenizer
-from flarecore._sentencepiece import SentencePieceBpe
-from flarecore._special_mask import SpecialMask, strings_of
-from flarecore._vocabulary import USER_DEFINED, Vocabulary
-from flarecore.chat_template import ChatTemplate, plain_messages
 from flarecore.errors import ConfigError, ModelFileError, UnsupportedError
+from flarecore.tokenizer.byte_level_bpe import ByteLevelBpe
+from flarecore.tokenizer.chat_template import ChatTemplate, plain_messages
+from flarecore.tokenizer.pretokenizers import find_pretokenizer
+from flarecore.tokenizer.sentencepiece import SentencePieceBpe
+from flarecore.tokenizer.special_mask import SpecialMask, strings_of
+from flarecore.tokenizer.vocabulary import USER_DEFINED, Vocabulary
 
 __all__ = ["Tokenizer"]
 

@@ -1,15 +1,11 @@
 """The FLARE-direct loop of one answer (design 3.1; paper section 3.2, Jiang et al. 2023).
 
-One generator per answer, sentence by sentence; :mod:`flarecore.drivers` runs it. Answers are token
-ids throughout: accepted ids are never encoded again.
+One generator per answer, sentence by sentence; :mod:`flarecore.loop.drivers` runs it. Answers are
+token ids throughout: accepted ids are never encoded again.
 """
 
 from __future__ import annotations
 
-from flarecore.answer_setup import AnswerSetup
-from flarecore.answer_text import AnswerText
-from flarecore.decoding import DecodePass
-from flarecore.effects import Steps
 from flarecore.errors import ConfigError, DeadlineExceeded, FlarecoreError
 from flarecore.events import (
     DraftFinished,
@@ -17,11 +13,15 @@ from flarecore.events import (
     Finished,
     SentenceAccepted,
 )
-from flarecore.prompt import Placed
-from flarecore.recorder import Pass, Recorder, SentenceStep
+from flarecore.loop.answer_setup import AnswerSetup
+from flarecore.loop.answer_text import AnswerText
+from flarecore.loop.decoding import DecodePass
+from flarecore.loop.effects import Steps
+from flarecore.loop.prompt import Placed
+from flarecore.loop.recorder import Pass, Recorder, SentenceStep
+from flarecore.loop.searching import Searches
+from flarecore.loop.timing import Deadline
 from flarecore.result import FlareResult
-from flarecore.searching import Searches
-from flarecore.timing import Deadline
 
 __all__ = ["AnswerLoop"]
 
@@ -73,7 +73,7 @@ class AnswerLoop:
             return (yield from self._finish(reason))
         except FlarecoreError as error:
             self._abandon("error")
-            error.partial = self._result("error")  # type: ignore[attr-defined]
+            error.partial = self._result("error")
             raise
         finally:
             self._decode.close()
@@ -235,7 +235,8 @@ class AnswerLoop:
         """The sentence's ids and bytes as they continue the answer."""
         current = step.current
         token_ids, data = current.candidate.token_ids, current.text_bytes
-        if current is step.draft or self._config.placement != "boundary":
+        after_evidence = current is not step.draft and self._config.placement == "boundary"
+        if not after_evidence or not self._answer:
             return token_ids, data
         return self._setup.joint.attach(step.draft.text_bytes, token_ids, data)
 

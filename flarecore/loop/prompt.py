@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flarecore.errors import ConfigError
-from flarecore.evidence import Evidence
+from flarecore.loop.evidence import Evidence
 
 __all__ = ["Block", "Placed", "Prompt", "PromptInput"]
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from flarecore.answer_setup import AnswerSetup
-from flarecore.answer_text import token_pieces
-from flarecore.candidate import Candidate
-from flarecore.effects import RunOperation, Steps
 from flarecore.errors import ContextOverflowError
-from flarecore.interfaces import DecodedLike
-from flarecore.lineage import Lineages
-from flarecore.prompt import Placed
-from flarecore.recorder import Pass, Recorder, SentenceStep, operation_counts
-from flarecore.timing import Deadline
+from flarecore.loop.answer_setup import AnswerSetup
+from flarecore.loop.answer_text import token_pieces
+from flarecore.loop.candidate import Candidate
+from flarecore.loop.effects import RunOperation, Steps
+from flarecore.loop.interfaces import DecodedLike
+from flarecore.loop.lineage import Lineages
+from flarecore.loop.prompt import Placed
+from flarecore.loop.recorder import Pass, Recorder, SentenceStep, operation_counts
+from flarecore.loop.timing import Deadline
+from flarecore.loop.trigger import low_tokens, triggers
 from flarecore.trace import PassTrace
-from flarecore.trigger import low_tokens, triggers
 
 __all__ = ["DecodePass", "View"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flarecore.events import Event
-from flarecore.interfaces import OperationLike
+from flarecore.loop.interfaces import OperationLike
 
 __all__ = ["Effect", "EmitEvent", "RunOperation", "RunSearch", "Steps"]
 

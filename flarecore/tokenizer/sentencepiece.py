@@ -1,4 +1,7 @@
-"""SentencePiece BPE (``tokenizer.ggml.model`` = ``llama``): Llama 2, Gemma. Native; see csrc/text."""
+"""SentencePiece BPE (``tokenizer.ggml.model`` = ``llama``), the tokenizer of Llama 2 and Gemma.
+
+The work is native: csrc/text/sentencepiece.h.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from flarecore import _C  # type: ignore[attr-defined]
-from flarecore._byte_level_bpe import why_no_text
-from flarecore._vocabulary import CONTROL, UNKNOWN, Vocabulary
+from flarecore import _C
 from flarecore.errors import ConfigError, ModelFileError, UnsupportedError
+from flarecore.tokenizer.byte_level_bpe import why_no_text
+from flarecore.tokenizer.vocabulary import CONTROL, UNKNOWN, Vocabulary
 
 __all__ = ["SentencePieceBpe"]
 
@@ -68,7 +71,9 @@ class SentencePieceBpe:
                 )
         prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
         if not isinstance(prefix, bool):
-            raise ModelFileError(f"tokenizer.ggml.add_space_prefix must be a bool, it is {prefix!r}")
+            raise ModelFileError(
+                f"tokenizer.ggml.add_space_prefix must be a bool, it is {prefix!r}"
+            )
         types = vocabulary.types.copy()
         types[[i for i in special_ids if types[i] != UNKNOWN]] = CONTROL
         self._native = _C.SentencePiece(

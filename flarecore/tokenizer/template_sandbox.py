@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from flarecore import _template_bounds as bounds
+from flarecore.tokenizer import template_bounds as bounds
 
 __all__ = ["BoundedEnvironment", "TemplateRefusal"]
 
@@ -29,7 +29,7 @@ class TemplateRefusal(TemplateError):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Renders within the bounds of :mod:`flarecore._template_bounds`; SecurityError beyond them.
+    """Renders within the bounds of :mod:`flarecore.tokenizer.template_bounds`, else SecurityError.
 
     Offers what `transformers` offers to chat templates: ``tojson`` without HTML escapes,
     ``raise_exception``, ``strftime_now``, ``{% break %}``, ``{% generation %}``; block tags eat

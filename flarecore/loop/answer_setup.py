@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flarecore.config import FlareConfig
-from flarecore.evidence import EvidenceMaker
-from flarecore.interfaces import EngineLike
-from flarecore.joint import Joint
-from flarecore.prompt import Prompt
+from flarecore.loop.evidence import EvidenceMaker
+from flarecore.loop.interfaces import EngineLike
+from flarecore.loop.joint import Joint
+from flarecore.loop.prompt import Prompt
 
 __all__ = ["AnswerSetup"]
 

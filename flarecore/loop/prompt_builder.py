@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flarecore.errors import ConfigError
-from flarecore.interfaces import TokenizerLike
-from flarecore.prompt import Block, Prompt, PromptInput
+from flarecore.loop.interfaces import TokenizerLike
+from flarecore.loop.prompt import Block, Prompt, PromptInput
 from flarecore.templates import PromptTemplate, split_piece
 from flarecore.validation import check_int
 

@@ -1,7 +1,7 @@
 """Chat templates: messages to the text that the model was trained on.
 
-A template is jinja2 source from the model file. It runs in :mod:`flarecore._template_sandbox` with
-the variables and functions that `transformers` gives it, so that both render the same text.
+A template is jinja2 source from the model file. It runs in
+:mod:`flarecore.tokenizer.template_sandbox` with the variables and functions that `transformers` gives it, so that both render the same text.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from flarecore._special_mask import strings_of
 from flarecore.errors import ConfigError
+from flarecore.tokenizer.special_mask import strings_of
 
 __all__ = ["ChatTemplate", "plain_messages"]
 
@@ -75,7 +75,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
-        from flarecore._template_sandbox import BoundedEnvironment
+        from flarecore.tokenizer.template_sandbox import BoundedEnvironment
 
         if len(source) > _MAX_SOURCE:
             raise ConfigError(
@@ -99,7 +99,7 @@ class ChatTemplate:
 
     def render_plain(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """The same for what :func:`plain_messages` returned."""
-        from flarecore._template_bounds import rendering_bounds
+        from flarecore.tokenizer.template_bounds import rendering_bounds
 
         def run() -> Any:
             with rendering_bounds(sum(map(len, strings_of(messages)))):
@@ -118,7 +118,7 @@ def _guarded(run: Callable[[], Any]) -> Any:
     """Runs jinja2; whatever it raises becomes a ConfigError that says where."""
     from jinja2.exceptions import TemplateSyntaxError
 
-    from flarecore._template_sandbox import TemplateRefusal
+    from flarecore.tokenizer.template_sandbox import TemplateRefusal
 
     try:
         return run()

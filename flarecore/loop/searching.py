@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flarecore.answer_setup import AnswerSetup
 from flarecore.codec import json_value
-from flarecore.effects import RunSearch, Steps
 from flarecore.events import RetrievalFinished, RetrievalStarted
-from flarecore.prompt import Placed
-from flarecore.query import Query, QueryMaker
-from flarecore.recorder import Recorder, SentenceStep, retrieval_trace
+from flarecore.loop.answer_setup import AnswerSetup
+from flarecore.loop.effects import RunSearch, Steps
+from flarecore.loop.prompt import Placed
+from flarecore.loop.query import Query, QueryMaker
+from flarecore.loop.recorder import Recorder, SentenceStep, retrieval_trace
+from flarecore.loop.timing import Deadline
 from flarecore.retrieval.passage import check_results
-from flarecore.timing import Deadline
 
 __all__ = ["Searches"]
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flarecore.candidate import Candidate
 from flarecore.codec import json_value
-from flarecore.effects import EmitEvent, Steps
 from flarecore.events import Event, SentenceAccepted
-from flarecore.evidence import Evidence
-from flarecore.interfaces import OperationStatsLike
-from flarecore.query import Query
+from flarecore.loop.candidate import Candidate
+from flarecore.loop.effects import EmitEvent, Steps
+from flarecore.loop.evidence import Evidence
+from flarecore.loop.interfaces import OperationStatsLike
+from flarecore.loop.query import Query
+from flarecore.loop.timing import PhaseClock
 from flarecore.result import FlareResult
 from flarecore.retrieval.passage import Passage
-from flarecore.timing import PhaseClock
 from flarecore.trace import (
     FlareStats,
     PassageTrace,

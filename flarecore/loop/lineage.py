@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flarecore.interfaces import DecodedLike, EngineLike, OperationLike, SequenceLike
+from flarecore.loop.interfaces import DecodedLike, EngineLike, OperationLike, SequenceLike
 
 __all__ = ["AlignStats", "Lineage", "Lineages", "common_prefix"]
 
