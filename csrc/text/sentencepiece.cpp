@@ -115,7 +115,8 @@ class SentencePiece::Joiner {
     consider(pair.left, left.next);
   }
 
-  // An unused piece only serves to reach longer ones: what is left of it is taken apart again.
+  // An unused piece only serves to reach longer ones: what is left of it is taken apart again, a
+  // character down to its bytes.
   void emit(std::string_view text, std::vector<TokenId>* ids) const {
     std::vector<std::string_view> open = {text};
     while (!open.empty()) {
@@ -126,7 +127,7 @@ class SentencePiece::Joiner {
       if (half != halves_.end()) {
         open.push_back(part.substr(half->second));
         open.push_back(part.substr(0, half->second));
-      } else if (id >= 0) {
+      } else if (id >= 0 && model_.types_[id] != PieceType::kUnused) {
         ids->push_back(id);
       } else {
         model_.spell(part, ids);
