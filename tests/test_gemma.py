@@ -25,7 +25,9 @@ PROMPTS = {
     "mixed": "Python 是一种编程语言 (programming language)，它的特点是",
 }
 # More than the window of 512: what layers with a window see does not reach back to the beginning.
-LONG = "".join(f"第{n}章 Chapter {n}: {n} 加 {n} 等于 {2 * n}, {n} squared is {n * n}。\n" for n in range(17))
+LONG = "".join(
+    f"第{n}章 Chapter {n}: {n} 加 {n} 等于 {2 * n}, {n} squared is {n * n}。\n" for n in range(20)
+)
 
 LAYOUTS = {
     "mqa": TinyGemma(),
