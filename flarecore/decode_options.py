@@ -19,7 +19,7 @@ from flarecore.validation import (
 )
 
 __all__ = ["MAX_INT32", "DecodeOptions", "TokenIds", "check_beta", "check_deadline",
-           "check_token_ids", "decode_arguments"]
+           "check_theta", "check_token_ids", "decode_arguments"]
 
 TokenIds = Sequence[int]
 MAX_INT32 = 2**31 - 1
@@ -38,6 +38,8 @@ class DecodeOptions(TypedDict, total=False):
         sentence's end; a token looked at to find it begins the next decode.
     stop : sequence of str
         Text that ends the decode and is cut off. It may begin in one token and end in another.
+    theta : float
+        Trigger threshold: ``Decoded.triggered`` tells whether a confidence is below it.
     beta : float
         Mask threshold: ``Decoded.mask`` marks tokens with a confidence below it.
     stop_below : float
@@ -64,6 +66,7 @@ class DecodeOptions(TypedDict, total=False):
     sampling: SamplingParams
     until: str
     stop: Sequence[str]
+    theta: float | None
     beta: float | None
     stop_below: float | None
     stop_at_punctuation: bool
@@ -75,7 +78,7 @@ class DecodeOptions(TypedDict, total=False):
 
 
 _DECODE_DEFAULTS: dict[str, Any] = {
-    "sampling": SamplingParams(), "until": "sentence", "stop": (), "beta": None,
+    "sampling": SamplingParams(), "until": "sentence", "stop": (), "theta": None, "beta": None,
     "stop_below": None, "stop_at_punctuation": False, "pass_index": 1, "proposal": (),
     "lookup": (), "ignore_eos": False, "deadline_ms": None}
 
@@ -106,6 +109,11 @@ def check_token_ids(where: str, token_ids: Iterable[int]) -> list[int]:
 def check_beta(beta: float | None) -> float:
     """β as the core takes it: 0 masks nothing."""
     return 0.0 if beta is None else check_number("beta", beta, 0.0, 1.0)
+
+
+def check_theta(theta: float | None) -> float | None:
+    """θ, or None for no test."""
+    return None if theta is None else check_number("theta", theta, 0.0, 1.0)
 
 
 def check_deadline(deadline_ms: float | None) -> float | None:

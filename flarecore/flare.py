@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 
@@ -29,7 +31,13 @@ class AnswerStream(Iterator[Event]):
     """The events of an answer that is being written; iterate over it.
 
     Closing it (also by leaving a ``with`` block, or by dropping it) ends the answer: nothing of it
-    is left behind. After the last event, :attr:`result` is the answer.
+    is left behind. After the last event, :attr:`result` is the answer. One thread reads and closes
+    it; to stop an answer from another thread, use :meth:`Flare.astream` and cancel its task.
+
+    Raises
+    ------
+    ConfigError
+        Two threads use it at the same time.
     """
 
     def __init__(
@@ -37,9 +45,11 @@ class AnswerStream(Iterator[Event]):
     ) -> None:
         self._events = events
         self._outcome = outcome
+        self._in_use = threading.Lock()
 
     def __next__(self) -> Event:
-        return next(self._events)
+        with self._alone():
+            return next(self._events)
 
     def __enter__(self) -> AnswerStream:
         return self
@@ -49,7 +59,18 @@ class AnswerStream(Iterator[Event]):
 
     def close(self) -> None:
         """Ends the answer; may be repeated."""
-        self._events.close()
+        with self._alone():
+            self._events.close()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise ConfigError(
+                "another thread is reading this stream; give each thread a stream of its own")
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     @property
     def result(self) -> FlareResult:
@@ -113,8 +134,9 @@ class Flare:
     engine : EngineLike
         A :class:`flarecore.Engine`.
     retriever : Retriever or None
-        Finds passages. May offer ``async def asearch(queries, k, filter)`` for asyncio answers.
-        None is enough if the options never search.
+        Finds passages. May offer ``check_filter(filter)``, called before any work, and ``async def
+        asearch(queries, k, filter)`` for asyncio answers. None is enough if the options never
+        search.
     config : FlareConfig or None
         None: the defaults.
     clock : callable
@@ -142,6 +164,8 @@ class Flare:
             raise ConfigError(
                 f"retriever must have a method search(queries, k, filter), got "
                 f"{type(retriever).__name__}")
+        if not callable(getattr(engine, "sequence", None)):
+            raise ConfigError(f"engine must be an Engine, got {type(engine).__name__}")
         self._engine = engine
         self._retriever = retriever
         self._config = config
@@ -244,6 +268,9 @@ class Flare:
         if filter is not None and not isinstance(filter, Mapping):
             raise ConfigError(
                 f"filter must map field names to conditions, got {type(filter).__name__}")
+        check_filter = getattr(self._retriever, "check_filter", None)
+        if filter is not None and check_filter is not None:
+            check_filter(filter)
         model = self._engine.model
         built, template = self._prompts.build(
             prompt, question=question, num_head_tokens=num_head_tokens,

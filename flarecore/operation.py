@@ -59,6 +59,8 @@ class Decoded:
         ``"sentence"``, ``"eos"``, ``"stop_string"``, ``"max_tokens"``, ``"context_length"`` or
         ``"low_confidence"``.
     stats : OperationStats
+    triggered : bool or None
+        A confidence is below `theta` (compared in float32); None if no `theta` was given.
     """
 
     token_ids: tuple[int, ...]
@@ -69,6 +71,7 @@ class Decoded:
     text_bytes: bytes
     stop_reason: str
     stats: OperationStats
+    triggered: bool | None = None
 
     @property
     def text(self) -> str:
@@ -159,9 +162,10 @@ def to_stats(raw: dict[str, Any]) -> OperationStats:
     return OperationStats(**raw["stats"])
 
 
-def to_decoded(raw: dict[str, Any]) -> Decoded:
+def to_decoded(raw: dict[str, Any], theta: float | None) -> Decoded:
+    triggered = None if theta is None else bool((raw["probs"] < np.float32(theta)).any())
     return Decoded(raw["token_ids"], raw["probs"], raw["min_prob"], raw["mask"], raw["eos_prob"],
-                   raw["text_bytes"], raw["stop_reason"], to_stats(raw))
+                   raw["text_bytes"], raw["stop_reason"], to_stats(raw), triggered)
 
 
 def to_scored(raw: dict[str, Any]) -> Scored:

@@ -11,6 +11,7 @@ from flarecore.validation import check_int, check_number, named_options, unknown
 
 __all__ = ["SamplingParams"]
 
+_MAX_INT32 = 2**31 - 1
 _MAX_UINT32 = 2**32 - 1
 _MAX_UINT64 = 2**64 - 1
 
@@ -62,7 +63,7 @@ class SamplingParams:
             object.__setattr__(self, name, value)
 
         put("temperature", check_number("temperature", self.temperature, 0.0))
-        put("top_k", check_int("top_k", self.top_k, 0))
+        put("top_k", check_int("top_k", self.top_k, 0, _MAX_INT32))
         put("top_p", check_number("top_p", self.top_p, 0.0, 1.0, open_low=True))
         put("min_p", check_number("min_p", self.min_p, 0.0, 1.0))
         put("seed", check_int("seed", self.seed, 0, _MAX_UINT64))
@@ -73,7 +74,7 @@ class SamplingParams:
             raise ConfigError(
                 f"logit_bias must map token ids to numbers, got {type(self.logit_bias).__name__}")
         put("logit_bias", {
-            check_int("logit_bias: token id", token_id, 0):
+            check_int("logit_bias: token id", token_id, 0, _MAX_INT32):
                 check_number(f"logit_bias[{token_id}]", bias)
             for token_id, bias in self.logit_bias.items()})
 

@@ -11,6 +11,7 @@ from flarecore.decode_options import (
     TokenIds,
     check_beta,
     check_deadline,
+    check_theta,
     check_token_ids,
     decode_arguments,
 )
@@ -128,7 +129,9 @@ class Sequence:
                          **options: Unpack[DecodeOptions]) -> Operation[Decoded]:
         """Starts :meth:`regenerate`."""
         arguments = decode_arguments(evidence_ids, max_tokens, options)
-        return Operation(self._native.decode(*arguments), to_decoded, self)
+        theta = check_theta(options.get("theta"))
+        return Operation(
+            self._native.decode(*arguments), lambda raw: to_decoded(raw, theta), self)
 
     def regenerate(self, evidence_ids: TokenIds, *, max_tokens: int,
                    **options: Unpack[DecodeOptions]) -> Decoded:

@@ -144,8 +144,9 @@ class PromptTemplate:
             "first_evidence": "Search results:\n{passages}",
             "boundary_evidence": "\n\nSearch results:\n{passages}Answer (continued):",
             "question_query":
-                '\n\nThe answer to the following question is "{span}".\nQuestion:',
-            "keyword_query": "\n\nKeywords of a search that checks the last sentence:",
+                '\n\nText: {sentence}\nThe answer to the following question about it is "{span}".'
+                "\nQuestion:",
+            "keyword_query": "\n\nText: {sentence}\nSearch terms:",
             "stop": ("\nQuestion:",),
         }
         return cls(**pieces | changes)
@@ -168,8 +169,7 @@ class PromptTemplate:
                 'Write one question that "{span}", as used in your last sentence, answers. It must '
                 "be understood without your answer. Write nothing but the question.",
             "keyword_query":
-                "Write the keywords of a web search that checks your last sentence. Write nothing "
-                "but the keywords, on one line.",
+                "Turn this sentence into a short web search query, keywords only: {sentence}",
         }
         return cls(**pieces | changes)
 

@@ -191,7 +191,8 @@ def _choose(source_ptr, weights_ptr, count, top, inverse, low, total, u, top_k, 
     goal = tl.floor(u.to(tl.float64) * mass.to(tl.float64)).to(tl.int64) + 1
     chosen = _largest_reaching(source_ptr, weights_ptr, count, top, inverse, cut, high, goal, False,
                                FROM_LIST, TILE)  # fmt: skip
-    return ((chosen ^ LAST_ID) & LAST_ID).to(tl.int32)
+    # Always a token's id; the bound keeps settings written past `configure` (NaN) in the row.
+    return tl.minimum((chosen ^ LAST_ID) & LAST_ID, vocab_size - 1).to(tl.int32)
 
 
 @triton.jit

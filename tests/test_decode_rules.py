@@ -97,7 +97,7 @@ def token_of(ends, size):
     return next(n for n in range(len(ends)) if ends[n] >= size)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_decodes(seed):
     rng = np.random.default_rng(seed)
     reasons = {}

@@ -145,5 +145,5 @@ def test_a_low_token_behind_the_end_belongs_to_the_next_sentence():
 def test_what_is_no_threshold_is_refused(engine, value):
     with pytest.raises(ConfigError, match="stop_below must be"):
         engine.sequence([1, 2]).decode(3, stop_below=value)
-    with pytest.raises(ConfigError, match="beta must be in"):
+    with pytest.raises(ConfigError, match="beta must be"):
         engine.sequence([1, 2]).decode(3, beta=value)

@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 import time
 
+import numpy as np
 import pytest
 from helpers import DECODE, TinyLlama, open_engine, random_ids, result_bits, state
 
@@ -302,3 +303,12 @@ def test_after_fork_the_child_gets_an_error(engine):
     assert child.exitcode == 0
     assert queue.get() in ("ConfigError", "UnsupportedError", "FlarecoreError")
     assert engine.sequence([1, 2, 3]).num_tokens == 3
+
+
+def test_theta_tells_whether_a_confidence_is_below(engine):
+    sequence = engine.sequence(random_ids(20))
+    lowest = sequence.fork().decode(8, **DECODE).min_prob
+    assert sequence.fork().decode(8, **DECODE).triggered is None
+    assert sequence.fork().decode(8, theta=lowest, **DECODE).triggered is False
+    above = float(np.nextafter(np.float32(lowest), np.float32(1)))
+    assert sequence.fork().decode(8, theta=above, **DECODE).triggered is True

@@ -64,6 +64,10 @@ bool DecodeState::accept(const Sampled& sampled) {
   text_.append(bytes);
   text_end_.push_back(text_.size());
 
+  // The boundary first: a stop string behind the end of the sentence is the next decode's.
+  if (options_.until_sentence && sentence_end_ == 0) {
+    sentence_end_ = boundary_.feed(bytes.data(), bytes.size());
+  }
   const size_t sentence_size = sentence_end_ > 0 ? text_end_[sentence_end_ - 1] : text_.size();
   const size_t stop = find_stop_string(old_size < longest_stop_ ? 0 : old_size - longest_stop_);
   if (stop < sentence_size) {
@@ -73,9 +77,6 @@ bool DecodeState::accept(const Sampled& sampled) {
       ++kept;
     }
     return finish(StopReason::kStopString, kept, stop);
-  }
-  if (options_.until_sentence && sentence_end_ == 0) {
-    sentence_end_ = boundary_.feed(bytes.data(), bytes.size());
   }
   // A stop string may begin inside the sentence and end in what follows it: wait until that is clear.
   if (sentence_end_ > 0 && !may_become_stop_string(text_end_[sentence_end_ - 1])) {

@@ -12,6 +12,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from flarecore.cli.reasons import source_note, why_looked_up
 from flarecore.events import (
     DraftFinished,
     DraftStarted,
@@ -36,15 +37,6 @@ _SHADES = ((0.8, "green"), (0.6, "color(100)"), (0.4, "color(172)"), (0.2, "colo
            (0.0, "color(160)"))
 _LABEL_WIDTH = 8
 _EXCERPT_CHARS = 200
-# What is said beside a query; of a masked one the draft says it.
-_SOURCES = {
-    "mask": "",
-    "question": "  (nothing left of the draft: the question)",
-    "sentence": "  (the whole draft)",
-    "questions": "  (written by the model)",
-    "keywords": "  (written by the model)",
-    "callable": "  (made by the application)",
-}
 _MIN_USED_WORDS = 2  # a single common word is no use of a passage
 
 
@@ -160,7 +152,7 @@ class AnswerView:
         if not event.is_initial:
             self._show_draft(event.kept)
         self._has_query = True
-        note = "" if event.is_initial else _SOURCES.get(event.query_source, event.query_source)
+        note = "" if event.is_initial else source_note(event.query_source)
         if event.is_initial and event.filter:
             note = f"  where {filter_words(event.filter)}"
         for number, query in enumerate(event.queries):
@@ -233,7 +225,7 @@ class AnswerView:
             draft.append(word, shade(self._draft.probs[at]) + ("" if keep else " strike"))
         draft.append("]" if masked else "")
         if self._draft.triggered and not self._is_live:
-            draft.append(f"  ({_why(self._draft, self._theta)})", "dim")
+            draft.append(f"  ({why_looked_up(self._draft, self._theta)})", "dim")
         self._row("draft", draft)
 
     def _show_passage(self, passage: PassageTrace, words: frozenset[str]) -> None:
@@ -298,17 +290,6 @@ class AnswerView:
         if status is None:
             return panel
         return Group(panel, Spinner("dots", self._text((" " + status, "dim"))))
-
-
-def _why(draft: DraftFinished, theta: float) -> str:
-    """Why a draft is looked up."""
-    rule = draft.rule
-    if rule is not None:
-        what = rule.entry if rule.kind == "callable" else rule.text
-        return printable(f"{rule.name.replace('_', ' ')}: {what}")
-    lowest = min(draft.probs, default=1.0)
-    return f"lowest confidence {lowest:.2f} < {theta:.2f}" if lowest < theta \
-        else "asks for evidence"
 
 
 def _flat(text: str, *, strip: bool = True) -> str:

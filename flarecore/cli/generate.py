@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from flarecore.config import FlareConfig
     from flarecore.flare import AnswerStream, Flare
+    from flarecore.result import FlareResult
 
 __all__ = ["add_parser", "run"]
 
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             with flare.stream(question, scope=args.scope, filter=filter) as events:
                 _print(args, flare, events, question)
             result = events.result
+            _tell_unsupported(result, notes)
         except FlarecoreError as error:
             # What led to the error is worth the most.
             if args.trace is not None and error.partial is not None:
@@ -77,6 +79,18 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         save_traces(args.trace, [result.trace])
     return 0
+
+
+def _tell_unsupported(result: FlareResult, notes: Console) -> None:
+    """Says so where the answer rests on nothing that was found."""
+    unsupported = sum(s.unsupported_because == "no_evidence" for s in result.sentences)
+    first = result.trace.initial_retrieval
+    found_first = first is not None and any(p.num_tokens > 0 for p in first.passages)
+    if unsupported:
+        notes.print(f"no usable passage was found for {unsupported} of {len(result.sentences)} "
+                    "sentences: they are the model's own", style="yellow")
+    elif first is not None and not found_first:
+        notes.print("no usable passage was found for the question", style="yellow")
 
 
 def _config(args: argparse.Namespace) -> FlareConfig:

@@ -109,9 +109,10 @@ def add_flare_options(parser: argparse.ArgumentParser, only: tuple[str, ...] | N
     group = parser.add_argument_group("the FLARE loop (symbols as in arXiv 2305.06983)")
     if only is None:
         group.add_argument(
-            "--preset", choices=sorted(_PRESETS), default="default",
+            "--preset", choices=sorted(_PRESETS), default="default", metavar="NAME",
             help="where the other options start from: paper and authors_code are FLARE-direct as "
-                 "published and as released, on 2wiki or the data set named (default: default)")
+                 f"published and as released; one of {', '.join(sorted(_PRESETS))} (default: "
+                 "default)")
     _add(group, _LOOP, FlareConfig(), only)
     if only is None:
         for name, _, text in _RULES:

@@ -26,7 +26,8 @@ __all__ = ["Asker"]
 
 _QUOTES = " \t\r\n\"'`*_“”„‘’«»「」『』"
 _LABEL = re.compile(
-    r"^(?:question|q|search|query|keywords?|问题|問題|关键词)\s*[:：]\s*", re.IGNORECASE)
+    r"^(?:(?:question|q|(?:search )?query|search(?: terms)?|keywords?|问题|問題|关键词)\s*[:：]\s*"
+    r"|\d{1,2}[.)]\s+|[-•]\s+)", re.IGNORECASE)
 
 
 class Asker:
@@ -119,8 +120,10 @@ class Asker:
             decoded, num_context = answer
             written = decoded.text_bytes.decode("utf-8", "replace")
             query = _cleaned(written)
-            is_query = query.endswith(("?", "？")) if purpose == "questions" \
-                else not is_punctuation_or_space(query.encode())
+            if purpose == "keywords":
+                query = _without_repeats(query)
+            is_query = not is_punctuation_or_space(query.encode()) and (
+                purpose != "questions" or query.endswith(("?", "？")))
             if is_query:
                 used.append(query)
             counts = operation_counts(decoded.stats, num_context)
@@ -137,6 +140,12 @@ class Asker:
 def _cleaned(text: str) -> str:
     """What was written on one line, without a label before it and quotes around it."""
     return _LABEL.sub("", " ".join(text.split()).strip(_QUOTES)).strip(_QUOTES)
+
+
+def _without_repeats(keywords: str) -> str:
+    """A list of keywords with each only once: small models run in circles."""
+    items = (item.strip(_QUOTES) for item in re.split("[,;，；、]", keywords))
+    return " ".join(dict.fromkeys(item for item in items if item))
 
 
 def _encodable(text: str) -> str:

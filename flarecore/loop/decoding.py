@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flarecore.errors import ContextOverflowError
+from flarecore.errors import ConfigError, ContextOverflowError
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.answer_text import token_pieces
 from flarecore.loop.candidate import Candidate
@@ -157,10 +157,16 @@ class DecodePass:
         tokenizer = self._setup.engine.tokenizer
         special = tokenizer.special_token_ids
         token_ids = tuple(int(i) for i in decoded.token_ids)
+        probs = np.asarray(decoded.probs, dtype=np.float32)
+        # A logarithm taken for a probability would trigger always, a shifted list anywhere.
+        if probs.shape != (len(token_ids),) or not ((probs >= 0.0) & (probs <= 1.001)).all():
+            raise ConfigError(
+                f"the engine must give a probability in [0, 1] for each of the {len(token_ids)} "
+                f"tokens, got {probs.tolist()!r:.80}")
         return Candidate(
             text=decoded.text_bytes.decode("utf-8", "replace"), token_ids=token_ids,
             token_bytes=tuple(tokenizer.token_bytes(i) for i in token_ids),
             is_special=tuple(i in special for i in token_ids),
-            probs=np.asarray(decoded.probs, dtype=np.float32), stop_reason=decoded.stop_reason,
+            probs=probs, stop_reason=decoded.stop_reason,
             sentence_index=index, question=self._setup.prompt.question_text,
             scope=self._setup.scope, answer_text=answer_text)
