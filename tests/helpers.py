@@ -191,14 +191,19 @@ def write_tiny_llama(path: Path, spec: TinyLlama) -> None:
 
 
 @functools.cache
-def _model_folder() -> tempfile.TemporaryDirectory[str]:
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="flarecore-tests-")
+
+
+def model_folder() -> Path:
+    """Where the models of a test run are written; it goes with the process."""
+    return Path(_temporary_folder().name)
 
 
 @functools.cache
 def tiny_llama_path(spec: TinyLlama = TinyLlama()) -> Path:
     """A file of this model, written once in a test run."""
-    path = Path(_model_folder().name) / f"tiny-{tiny_llama_path.cache_info().misses}.gguf"
+    path = model_folder() / f"tiny-{tiny_llama_path.cache_info().misses}.gguf"
     write_tiny_llama(path, spec)
     return path
 

@@ -270,7 +270,7 @@ def test_adds_bos(pre: str, declared: bool | None, expected: bool) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "llama"}, UnsupportedError, "tokeniser 'llama'"),
+        ({"model": "bert"}, UnsupportedError, "tokeniser 'bert'"),
         ({"model": None}, UnsupportedError, "tokeniser None"),
         ({"model": ["gpt2"]}, UnsupportedError, "tokenizer.ggml.model"),
         ({"pre": "tekken"}, UnsupportedError, "pre-tokeniser 'tekken'"),

@@ -193,9 +193,10 @@ void bind_model(py::module_& m) {
       .def("config", &config_dict)
       .def_property_readonly("num_threads", &Model::num_threads)
       .def("set_vocabulary",
-           [](Model& model, const std::vector<std::string>& bytes,
-              const std::vector<TokenId>& special, const std::vector<TokenId>& end_of_text) {
-             model.set_vocabulary(std::make_shared<Vocabulary>(bytes, special, end_of_text));
+           [](Model& model, std::vector<std::string> bytes, const std::vector<TokenId>& special,
+              const std::vector<TokenId>& end_of_text) {
+             model.set_vocabulary(
+                 std::make_shared<Vocabulary>(std::move(bytes), special, end_of_text));
            },
            py::arg("token_bytes"), py::arg("special"), py::arg("end_of_text"));
 }

@@ -9,6 +9,7 @@ namespace flarecore {
 FLARECORE_WEAK void bind_kernels(pybind11::module_& m);
 FLARECORE_WEAK void bind_gguf(pybind11::module_& m);
 FLARECORE_WEAK void bind_text(pybind11::module_& m);
+FLARECORE_WEAK void bind_sentencepiece(pybind11::module_& m);
 FLARECORE_WEAK void bind_encoder(pybind11::module_& m);
 FLARECORE_WEAK void bind_sampling(pybind11::module_& m);
 FLARECORE_WEAK void bind_engine(pybind11::module_& m);

@@ -85,13 +85,14 @@ void divide_frequencies(const GgufTensor& divisors, RotaryConfig* rotary) {
   }
 }
 
-void read_rotary(const GgufFile& file, const std::string& prefix, DecoderConfig* config) {
+void read_rotary(const GgufFile& file, const std::string& prefix, double default_base,
+                 DecoderConfig* config) {
   const int64_t rotary_dim = file.get_int(prefix + "rope.dimension_count", config->head_dim);
   check(rotary_dim > 0 && rotary_dim <= config->head_dim && rotary_dim % 2 == 0,
         ErrorKind::kModelFile, "GGUF key ", prefix, "rope.dimension_count is ", rotary_dim,
         ", expected an even number up to the head size ", config->head_dim);
   config->rotary_dim = static_cast<int>(rotary_dim);
-  const double base = read_positive(file, prefix + "rope.freq_base", 10000.0);
+  const double base = read_positive(file, prefix + "rope.freq_base", default_base);
   const std::string scaling = file.get_string(prefix + "rope.scaling.type", "none");
   check(scaling == "none" || scaling == "linear", ErrorKind::kUnsupported, "RoPE scaling '",
         scaling, "' is not supported; supported are none, linear and a rope_freqs tensor");
@@ -106,15 +107,23 @@ void read_rotary(const GgufFile& file, const std::string& prefix, DecoderConfig*
 // Gemma 3 report, arXiv 2503.19786: five layers with a sliding window and RoPE base 10,000 for each
 // one that sees everything; QK-norm; norms before and after each block; embeddings times sqrt(n).
 void read_gemma3(const GgufFile& file, const std::string& prefix, DecoderConfig* config) {
-  constexpr int kPattern = 6;
-  constexpr double kLocalBase = 10000.0;
+  const int pattern = file.has(prefix + "attention.sliding_window_pattern")
+                          ? read_size(file, prefix + "attention.sliding_window_pattern", kMaxLayers)
+                          : 6;
   const int window = read_size(file, prefix + "attention.sliding_window", kMaxContext);
   config->rotaries.push_back(
       make_rotary(config->rotary_dim,
-                  read_positive(file, prefix + "rope.local.freq_base", kLocalBase), 1.0));
+                  read_positive(file, prefix + "rope.freq_base_swa", 10000.0), 1.0));
   for (int i = 0; i < config->num_layers; ++i) {
-    if ((i + 1) % kPattern != 0) config->layers[i] = {window, 1};
+    if ((i + 1) % pattern != 0) config->layers[i] = {window, 1};
   }
+  // The 27B model alone scales by hidden size / heads. Its file tells it only by its layers.
+  constexpr int kLayersOf27B = 62;
+  const double scalar = config->num_layers == kLayersOf27B
+                            ? static_cast<double>(config->hidden_size) / config->num_heads
+                            : config->head_dim;
+  config->attention_scale = static_cast<float>(
+      read_positive(file, prefix + "attention.scale", 1.0 / std::sqrt(scalar)));
   config->embedding_scale = std::sqrt(static_cast<float>(config->hidden_size));
   config->activation = Activation::kGeluTanh;
   config->rotates_neighbours = false;
@@ -145,8 +154,9 @@ DecoderConfig read_decoder_config(const GgufFile& file) {
   config.tied_head = file.find("output.weight") == nullptr;
   config.attention_scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   config.layers.resize(config.num_layers);
-  read_rotary(file, prefix, &config);
-  if (config.architecture == Architecture::kGemma3) read_gemma3(file, prefix, &config);
+  const bool is_gemma3 = config.architecture == Architecture::kGemma3;
+  read_rotary(file, prefix, is_gemma3 ? 1000000.0 : 10000.0, &config);
+  if (is_gemma3) read_gemma3(file, prefix, &config);
   return config;
 }
 

@@ -62,7 +62,7 @@ def _versus_one(row: Row) -> str:
 
 def _ours(row: Row) -> str:
     value = row.values.get("flarecore_is_faster")
-    return "" if value is None else f"{value:.2f}×"
+    return "" if value is None else f"{value:.0f}×" if value >= 100 else f"{value:.2f}×"
 
 
 _ENGINE: Column = ("", lambda row: row.engine)

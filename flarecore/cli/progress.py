@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StageProgress", "waiting"]
 
-_STAGES = {"read": "reading", "embed": "embedding passages", "graph": "linking passages"}
+_STAGES = {"read": "reading", "embed": "embedding passages", "graph": "linking passages",
+           "join": "joining the model's parts (MB)"}
 
 
 class StageProgress:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flarecore.cli.progress import waiting
+from flarecore.cli.progress import StageProgress, waiting
 from flarecore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,10 +29,17 @@ def open_engine(args: argparse.Namespace, notes: Console) -> Iterator[Engine]:
     """
     from flarecore.engine import Engine
     from flarecore.model import Model
+    from flarecore.model_files import find_model
 
     if args.kv_cache_mb is not None and args.kv_cache_mb < 1:
         raise ConfigError(f"--kv-cache-mb must be >= 1, got {args.kv_cache_mb}")
     size = None if args.kv_cache_mb is None else args.kv_cache_mb << 20
+    # Only a model that comes in parts takes time here, once.
+    with StageProgress(notes) as progress:
+        find_model(
+            args.model,
+            progress=lambda stage, done, total: progress(stage, done >> 20, total >> 20),
+        )
     with waiting(notes, f"loading {args.model}"):
         model = Model.load(args.model, threads=args.threads)
         engine = Engine(model, compute=args.compute, kv_cache_bytes=size)

@@ -1,7 +1,4 @@
-"""A Llama GGUF file as plain float32 arrays, read by the ``gguf`` package.
-
-Independent of the native reader, so that both can be compared. Slow: seconds per file.
-"""
+"""A Llama GGUF file as plain float32 arrays, read independently of the native reader."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flarecore.errors import UnsupportedError
+from flarecore.reference.gguf_reader import read_gguf
 
-__all__ = ["LlamaShape", "LlamaWeights", "load_llama_gguf"]
+__all__ = ["LlamaShape", "LlamaWeights", "Weights", "load_llama_gguf"]
 
 Float32 = npt.NDArray[np.float32]
 
@@ -49,22 +47,17 @@ class LlamaShape:
 
 
 @dataclass(frozen=True)
-class LlamaWeights:
-    """Shape and dequantised tensors.
+class Weights:
+    """Dequantised tensors.
 
     Attributes
     ----------
-    shape
-        Sizes and constants.
     tensors
-        GGUF name -> float32 array, matrices as (outputs, inputs). As in every Llama GGUF, the rows
-        of ``attn_q`` and ``attn_k`` are ordered for rotation of neighbouring pairs
-        ``(2i, 2i + 1)``.
+        GGUF name -> float32 array, matrices as (outputs, inputs).
     quantized
         Names of the tensors that the file holds in a quantised type.
     """
 
-    shape: LlamaShape
     tensors: dict[str, Float32]
     quantized: frozenset[str]
 
@@ -85,6 +78,22 @@ class LlamaWeights:
     @property
     def _head_name(self) -> str:
         return "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
+
+
+@dataclass(frozen=True)
+class LlamaWeights(Weights):
+    """Shape and dequantised tensors of a Llama model.
+
+    As in every Llama GGUF, the rows of ``attn_q`` and ``attn_k`` are ordered for rotation of
+    neighbouring pairs ``(2i, 2i + 1)``.
+
+    Attributes
+    ----------
+    shape
+        Sizes and constants.
+    """
+
+    shape: LlamaShape
 
 
 def _inverse_frequencies(
@@ -151,29 +160,8 @@ def load_llama_gguf(path: str | Path) -> LlamaWeights:
     ------
     UnsupportedError
         If ``gguf`` is not installed, or the file needs what the reference does not do.
+    ModelFileError
+        If it is no GGUF file.
     """
-    try:
-        import gguf
-    except ImportError as error:
-        raise UnsupportedError(
-            "the reference reader needs the 'gguf' package: pip install flarecore[dev]"
-        ) from error
-    reader = gguf.GGUFReader(str(path))
-    # The token lists of a large vocabulary take seconds to unpack and are of no use here.
-    metadata = {
-        name: field.contents()
-        for name, field in reader.fields.items()
-        if not name.startswith("tokenizer.")
-    }
-    tensors = {
-        tensor.name: np.array(
-            gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32
-        )
-        for tensor in reader.tensors
-    }
-    quantized = frozenset(
-        tensor.name
-        for tensor in reader.tensors
-        if tensor.tensor_type.name not in ("F32", "F16", "BF16")
-    )
-    return LlamaWeights(_read_shape(metadata, tensors), tensors, quantized)
+    metadata, tensors, quantized = read_gguf(path)
+    return LlamaWeights(tensors, quantized, _read_shape(metadata, tensors))

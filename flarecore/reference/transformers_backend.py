@@ -1,4 +1,4 @@
-"""The same GGUF file as a ``transformers`` Llama: the outside opinion of guarantee 2.
+"""The same GGUF file as a ``transformers`` model: the outside opinion of guarantee 2.
 
 Needs torch and transformers, imported when a function is called.
 """
@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flarecore.errors import UnsupportedError
+from flarecore.reference.gemma_weights import GemmaWeights
 from flarecore.reference.gguf_weights import LlamaShape, LlamaWeights, load_llama_gguf
 from flarecore.reference.sampler import confidences
+from flarecore.reference.transformers_gemma import build_transformers_gemma
+from flarecore.reference.transformers_import import import_transformers
 
 __all__ = ["TransformersDecoder", "build_transformers_llama"]
 
@@ -30,17 +32,6 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-
-
-def _import_transformers() -> tuple[Any, Any]:
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise UnsupportedError(
-            "this reference needs torch and transformers: pip install flarecore[transformers]"
-        ) from error
-    return torch, transformers
 
 
 def _halves_from_pairs(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
@@ -104,7 +95,7 @@ def build_transformers_llama(weights: LlamaWeights) -> Any:
     UnsupportedError
         If torch or transformers is not installed.
     """
-    torch, transformers = _import_transformers()
+    torch, transformers = import_transformers()
     tied = "output.weight" not in weights.tensors
     # On the meta device nothing is initialised at random only to be overwritten.
     with torch.device("meta"):
@@ -126,24 +117,30 @@ class TransformersDecoder:
     Parameters
     ----------
     model
-        A GGUF file, its weights, or a model that `build_transformers_llama` made.
+        A Llama GGUF file, the weights of a Llama or Gemma file, or a model that
+        `build_transformers_llama` or `build_transformers_gemma` made.
     """
 
-    def __init__(self, model: str | Path | LlamaWeights | Any) -> None:
+    def __init__(self, model: str | Path | LlamaWeights | GemmaWeights | Any) -> None:
         if isinstance(model, (str, Path)):
             model = load_llama_gguf(model)
         if isinstance(model, LlamaWeights):
             model = build_transformers_llama(model)
+        elif isinstance(model, GemmaWeights):
+            model = build_transformers_gemma(model)
         self.model = model
-        self._torch = _import_transformers()[0]
+        self._torch = import_transformers()[0]
         # transformers 5 renames the argument that older versions know.
         known = inspect.signature(self.model.forward).parameters
         self._cache_argument = "cache" if "cache" in known else "past_key_values"
 
-    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """(T, V) float32 logits of every token of one sequence."""
+    def logits(
+        self, token_ids: Sequence[int], *, last: int | None = None
+    ) -> npt.NDArray[np.float32]:
+        """(T, V) float32 logits of every token of one sequence, or (last, V) of the last ones."""
+        ids = self._torch.tensor([list(token_ids)])
         with self._torch.no_grad():
-            out = self.model(self._torch.tensor([list(token_ids)]), use_cache=False)
+            out = self.model(ids, use_cache=False, logits_to_keep=last or 0)
         return np.asarray(out.logits[0].numpy())
 
     def open(self, token_ids: Sequence[int]) -> Callable[[int | None], npt.NDArray[np.float32]]:
@@ -156,9 +153,9 @@ class TransformersDecoder:
             nonlocal pending, cache
             pending += [] if token_id is None else [token_id]
             with torch.no_grad():
-                out = self.model(
-                    torch.tensor([pending]), use_cache=True, **{self._cache_argument: cache}
-                )
+                ids = torch.tensor([pending])
+                options = {"use_cache": True, "logits_to_keep": 1, self._cache_argument: cache}
+                out = self.model(ids, **options)
             pending, cache = [], out[self._cache_argument]
             return np.asarray(out.logits[0, -1].numpy())
 

@@ -11,7 +11,7 @@ from flarecore.errors import ConfigError, ModelFileError
 from flarecore.tokenizer.pretokenizers import BYTE_ALPHABET, PreTokenizer
 from flarecore.tokenizer.vocabulary import NORMAL, USER_DEFINED, Vocabulary
 
-__all__ = ["ByteLevelBpe"]
+__all__ = ["ByteLevelBpe", "why_no_text"]
 
 
 class ByteLevelBpe:
@@ -37,7 +37,11 @@ class ByteLevelBpe:
     ----------
     token_table : list of bytes, (vocab_size,)
         Exact bytes of every token; special and user-defined tokens: their text.
+    finds_added : bool
+        False: whoever calls takes user-defined tokens out of the text first.
     """
+
+    finds_added = False
 
     def __init__(
         self, vocabulary: Vocabulary, special_ids: frozenset[int], pre: PreTokenizer
@@ -63,11 +67,12 @@ class ByteLevelBpe:
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError) as error:
-            raise ConfigError(_why_no_text(text)) from error
+            raise ConfigError(why_no_text(text)) from error
         return ids
 
 
-def _why_no_text(text: str) -> str:
+def why_no_text(text: str) -> str:
+    """What makes a text impossible to encode, for an error message."""
     for i, char in enumerate(text):
         if 0xD800 <= ord(char) <= 0xDFFF:
             return f"text has a lone surrogate, U+{ord(char):04X}, at index {i}; it is not Unicode"
