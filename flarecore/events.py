@@ -202,8 +202,9 @@ class SentenceAccepted(Event):
     source : {"draft", "regenerated", "remainder"}
         ``remainder``: text held back so far that turned out to be the answer's end; no tokens.
     unsupported_because : str or None
-        None for a confident draft and for a sentence written with the passages of its own search.
-        Else why a sentence that triggered was accepted as it was: ``no_evidence``,
+        None for a draft that asked for nothing (confident, or a rule or the gate said so) and for a
+        sentence written with the passages of its own search. Else why a sentence that triggered
+        was accepted as it was: ``no_evidence``,
         ``empty_query``, ``repeated_query``, ``max_retrievals``, ``max_retrievals_per_sentence`` or
         ``cooldown_sentences``.
     passage_ids : tuple of str

@@ -1,5 +1,6 @@
 """The view of an answer: widths, colours, marks, and what ends a running command."""
 
+import dataclasses
 import io
 import os
 import pty
@@ -14,6 +15,7 @@ from rich.cells import cell_len
 from flarecore.cli.display import AnswerView, make_console, print_legend
 from flarecore.cli.numbers import comparison, print_numbers, total
 from flarecore.cli.progress import StageProgress
+from flarecore.cli.reasons import source_note, why_looked_up
 from flarecore.events import (
     DraftFinished,
     DraftStarted,
@@ -22,7 +24,7 @@ from flarecore.events import (
     RetrievalStarted,
     SentenceAccepted,
 )
-from flarecore.trace import FlareStats, PassageTrace
+from flarecore.trace import FlareStats, PassageTrace, RuleTrace
 
 ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|9[0-7])(?:;[0-9;]*)?m")
@@ -260,3 +262,16 @@ def test_ctrl_c_in_a_real_terminal(quiet_environment):
     assert os.waitstatus_to_exitcode(status) == 130
     assert b"Traceback" not in seen and b"flarecore: stopped" in seen
     assert b"\x1b[?25h" in seen  # the cursor is shown again
+
+
+def test_why_a_draft_is_looked_up():
+    base = draft((" x",), (0.3,))
+    for rule, words in (
+            (None, "lowest confidence 0.30 < 0.60"),
+            (RuleTrace("must_retrieve", "term", "AB", "\x1bab"), "must retrieve: "),
+            (RuleTrace("never_retrieve", "callable", "is_greeting", ""),
+             "never retrieve: is_greeting")):
+        said = why_looked_up(dataclasses.replace(base, rule=rule), 0.6)
+        assert said.startswith(words) and "\x1b" not in said
+    assert why_looked_up(draft((" x",), (0.9,)), 0.6) == "asks for evidence"
+    assert source_note("other") == "  (other)" and source_note("mask") == ""

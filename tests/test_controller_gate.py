@@ -84,6 +84,12 @@ def test_a_gate_that_cannot_be():
             Flare(engine, None, FlareConfig(gate=gate, trigger="never", initial_retrieval=False))
 
 
+def test_a_question_without_a_word_is_no_query():
+    retriever = ScriptedRetriever(passages("P."))
+    result, _, _ = run(Lists([Say(" Sure.", stop="eos")]), retriever, prompt="?!", gate="always")
+    assert retriever.searches == [] and result.trace.initial_retrieval is None
+
+
 # ---- rules ----
 
 NUMBER = DraftRule(patterns=(r"\b[A-Z]{2}-\d+",))

@@ -27,8 +27,8 @@ class Candidate:
     probs : numpy.ndarray
         (n,) float32 confidences.
     stop_reason : str
-        Why decoding ended: ``sentence``, ``eos``, ``stop_string``, ``max_tokens`` or
-        ``context_length``.
+        Why decoding ended: ``sentence``, ``eos``, ``stop_string``, ``max_tokens``,
+        ``context_length`` or ``low_confidence``.
     sentence_index : int
         From 0, sentences left out included.
     question : str or None
