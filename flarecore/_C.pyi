@@ -1,6 +1,7 @@
 """Types of the native core. tests/test_stub.py holds them against the module."""
 
-from collections.abc import Callable, Iterator, Sequence as SequenceOf
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from os import PathLike
 from types import ModuleType
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 testing: ModuleType
+bench: ModuleType
 
 class GgufMetadata:
     def __contains__(self, key: object) -> bool: ...
@@ -125,8 +127,8 @@ class Sequence:
     def decode(
         self, token_ids: SequenceOf[int], max_tokens: int, sampling: dict[str, Any],
         until_sentence: bool, ignore_eos: bool, stop: SequenceOf[str], beta: float,
-        pass_index: int, proposal: SequenceOf[int], lookup: SequenceOf[int],
-        deadline_ms: float | None,
+        stop_below: float, stop_at_punctuation: bool, pass_index: int,
+        proposal: SequenceOf[int], lookup: SequenceOf[int], deadline_ms: float | None,
     ) -> Operation: ...
     def extend(
         self, token_ids: SequenceOf[int], deadline_ms: float | None = None
@@ -168,5 +170,6 @@ def mask_to_query(
 def split_sentences(
     text: bytes, *, newline_is_boundary: bool = True, min_chars: int = 1
 ) -> list[int]: ...
+def memory_read_bandwidth(size_bytes: int, threads: int, passes: int = 5) -> float: ...
 def usable_num_threads() -> int: ...
 def word_roles() -> dict[str, int]: ...

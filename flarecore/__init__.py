@@ -28,6 +28,7 @@ _EXPORTS = {
     "flarecore.retrieval": [
         "ExactRetriever", "HnswRetriever", "Passage", "Retriever", "SentenceEncoder",
         "read_passages"],
+    "flarecore.rules": ["DraftRule"],
     "flarecore.sampling": ["SamplingParams"],
     "flarecore.sequence": ["Checkpoint", "Sequence"],
     "flarecore.templates": ["PromptTemplate"],
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from flarecore.retrieval import (
         read_passages as read_passages,
     )
+    from flarecore.rules import DraftRule as DraftRule
     from flarecore.sampling import SamplingParams as SamplingParams
     from flarecore.sequence import Checkpoint as Checkpoint
     from flarecore.sequence import Sequence as Sequence

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from flarecore.cli.main import main
-
 if __name__ == "__main__":
+    try:
+        from flarecore.cli.main import main
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(main())

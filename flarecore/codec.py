@@ -119,7 +119,10 @@ def _read_scalar(kind: Any, value: Any, where: str) -> Any:
             f"{where} must be of type {kind.__name__}, got {type(value).__name__}")
     if kind is not float:
         return value
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        number = math.inf
     if not math.isfinite(number):
-        raise ConfigError(f"{where} must be a finite number, got {value!r}")
+        raise ConfigError(f"{where} must be a finite number, got {value!r:.40}")
     return number

@@ -3,57 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.config_checks import (
+    THETA_TRIGGERS,
+    checked_options,
+    read_options,
+    written_options,
+)
+from flarecore.errors import ConfigError
 from flarecore.loop.candidate import Candidate
+from flarecore.presets import authors_values, paper_values
+from flarecore.rules import DraftRule
 from flarecore.sampling import SamplingParams
 from flarecore.templates import PromptTemplate
-from flarecore.validation import (
-    check_bool,
-    check_choice,
-    check_int,
-    check_number,
-    check_optional_int,
-    check_strings,
-    named_options,
-    unknown_name,
-)
+from flarecore.validation import named_options, unknown_name
 
-__all__ = ["FlareConfig", "NoEvidenceFn", "QueryFn", "TriggerFn"]
+__all__ = ["FlareConfig", "GateFn", "NoEvidenceFn", "QueryFn", "RuleFn", "TriggerFn"]
+
+GateFn = Callable[[str | None], str | None]
+"""``never``, ``always`` or None (the other options decide), for a question."""
 
 TriggerFn = Callable[[Candidate], bool]
 """Whether a sentence needs evidence."""
 
-QueryFn = Callable[[Candidate], str]
-"""The query for a sentence; white space only counts as empty."""
+RuleFn = Callable[[Candidate], bool]
+"""Whether a rule holds for a draft."""
+
+QueryFn = Callable[[Candidate], str | Sequence[str]]
+"""The query or queries for a sentence; white space only counts as none."""
 
 NoEvidenceFn = Callable[[Candidate | None], str]
 """``accept_draft``, ``omit`` or ``stop``; the argument is None at the initial retrieval."""
-
-# option -> (choices that are built, choices of the design that are not)
-_CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "trigger": (("min", "always", "never"), ("mean", "token", "span")),
-    "query": (("mask", "sentence"), ("question", "keywords")),
-    "mask_unit": (("auto", "word", "token"), ()),
-    "empty_query": (("question", "accept_draft"), ()),
-    "placement": (("prefix", "boundary"), ("parallel",)),
-    "evidence_policy": (("replace",), ("keep_first", "sticky")),
-    "draft_context": (("none", "last_evidence"), ()),
-    "no_evidence": (("accept_draft", "omit", "stop"), ()),
-    "overflow": (("error", "drop_oldest"), ()),
-}
-_CALLABLE = frozenset({"trigger", "query", "no_evidence"})
-_BOOLS = (
-    "theta_inclusive", "theta_zero_always", "trigger_punctuation", "beta_inclusive",
-    "initial_retrieval", "speculative")
-_POSITIVE = (
-    "max_query_tokens", "k", "max_passage_tokens", "max_evidence_tokens", "max_draft_tokens",
-    "max_new_tokens")
-_AT_LEAST_ZERO = ("max_retrievals_per_sentence", "cooldown_sentences")
-_LIMITS = (("max_retrievals", 0), ("max_sentences", 1))
 
 
 @named_options
@@ -63,22 +46,45 @@ class FlareConfig:
 
     Parameters
     ----------
+    gate : {"never", "always"}, callable or None
+        Asked once per answer. ``never``: nothing is retrieved, whatever else is set. ``always``:
+        the question is searched first, also without `initial_retrieval`. None: neither.
     theta : float
-        θ in [0, 1]: a sentence triggers a retrieval if the confidence of any of its tokens is
-        below it, compared in float32. 0 never retrieves, 1 always does.
+        θ in [0, 1], compared in float32. 0 never retrieves, 1 always does.
     beta : float
-        β in [0, 1]: tokens with a confidence below it are left out of the query.
-    trigger : {"min", "always", "never"} or callable
-        ``min`` is the test with θ.
+        β in [0, 1]: tokens with a confidence below it are left out of the query. Independent of θ.
+    trigger : {"min", "mean", "token", "span", "always", "never"} or callable
+        When a draft asks for evidence. ``min``: any token is below θ (the paper). ``mean``: the
+        mean confidence of its tokens is. ``span``: tokens below θ that follow each other
+        (punctuation between them does not count) spell at least `min_span_chars` characters.
+        ``token``: as ``min``, but the draft stops at the first token below θ. The query is made of
+        the draft up to and with that token (β decides whether the token stays in it), and the
+        whole sentence is written again. If nothing is retrieved, the draft is written to its end.
+    min_span_chars : int
+        For ``span``; 4 leaves out most function words of English, a Chinese word has 2.
     theta_inclusive : bool
         Trigger at a confidence equal to θ as well (authors' code).
     theta_zero_always : bool
         θ = 0 always retrieves (authors' code).
     trigger_punctuation : bool
-        Let tokens trigger that are only punctuation or white space. A sentence of nothing else
-        triggers only with this option, whatever θ and `trigger` (except a callable) say.
-    query : {"mask", "sentence"} or callable
+        Let special tokens and those that are only punctuation or white space trigger, and count
+        for ``mean``. A sentence of nothing else triggers only with this option, whatever θ and
+        `trigger` (except a callable) say.
+    must_retrieve, never_retrieve : DraftRule, callable or None
+        Rules over a draft: low confidence is a signal, not a duty. Where both hold, `must_retrieve`
+        counts; either goes before `trigger`; `gate` and the budgets go before both. Only drafts
+        are looked at for `must_retrieve`: a regeneration has been looked up. With trigger
+        ``token``, the draft is as long as it was written.
+    query : {"mask", "question", "sentence", "keywords"} or callable
         ``mask``: the draft without its tokens below β. ``sentence``: the whole draft.
+        ``question``: for each span of tokens below β the model itself writes a question with the
+        span as answer, all of them at once on forks of the cache; what does not end in a question
+        mark is dropped. ``keywords``: the model writes a keyword query. Where nothing is left of
+        these two, the whole draft is the query. Results of several queries are interleaved by
+        rank, without repeats, up to `k`.
+    span_gap : int
+        For ``question``: low tokens fewer than so many places apart are one span (authors' code:
+        5). Spans take their whole words along; those of only punctuation are no spans.
     mask_unit : {"auto", "word", "token"}
         What a low token takes with it; ``auto`` is the whole word in scripts with spaces.
     beta_inclusive : bool
@@ -98,8 +104,12 @@ class FlareConfig:
     placement : {"prefix", "boundary"}
         Where evidence stands: before the question (the paper; question and answer so far are
         computed again), or after the answer so far (only evidence is computed).
-    evidence_policy : {"replace"}
-        Only the passages of the step's own retrieval are in view.
+    evidence_policy : {"replace", "keep_first", "sticky"}
+        Which passages a sentence is written with. ``replace``: those of its own retrieval (paper).
+        ``keep_first``: those of the initial retrieval as well, first. ``sticky``: those of all
+        retrievals, oldest first. Passages that recur keep their order, so that the cached prefix
+        holds. What does not fit is cut: the worst rank first, at equal ranks the step's own; with
+        ``sticky``, what was found longest ago first. Whether drafts see them is `draft_context`.
     draft_context : {"none", "last_evidence"}
         Whether drafts see the passages of the last retrieval (authors' code) or none (the paper).
         The draft of the first sentence sees those of the initial retrieval in both cases.
@@ -125,7 +135,8 @@ class FlareConfig:
     stop : tuple of str
         Strings that end the answer; the text ends before them.
     sampling : SamplingParams
-        How tokens are chosen.
+        How tokens are chosen. If greedy, a sentence whose retrieval gave exactly the passages it
+        was written with is accepted without being written again. Queries are always greedy.
     speculative : bool
         Offer the regeneration the draft as a proposal, and evidence and question for looking up
         how it may go on (design 3.6). The output is the same.
@@ -140,13 +151,18 @@ class FlareConfig:
         A value of the design that is not built.
     """
 
+    gate: str | GateFn | None = None
     theta: float = 0.8
     beta: float = 0.4
     trigger: str | TriggerFn = "min"
+    min_span_chars: int = 4
     theta_inclusive: bool = False
     theta_zero_always: bool = False
     trigger_punctuation: bool = False
+    must_retrieve: DraftRule | RuleFn | None = None
+    never_retrieve: DraftRule | RuleFn | None = None
     query: str | QueryFn = "mask"
+    span_gap: int = 5
     mask_unit: str = "auto"
     beta_inclusive: bool = False
     empty_query: str = "question"
@@ -174,74 +190,49 @@ class FlareConfig:
     template: PromptTemplate | None = None
 
     def __post_init__(self) -> None:
-        def put(name: str, value: object) -> None:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name, value in checked_options(values).items():
             object.__setattr__(self, name, value)
 
-        for name in ("theta", "beta"):
-            put(name, check_number(name, getattr(self, name), 0.0, 1.0))
-        for name in _CHOICES:
-            _check_kind(name, getattr(self, name))
-        for name in _BOOLS:
-            check_bool(name, getattr(self, name))
-        for name in _POSITIVE:
-            put(name, check_int(name, getattr(self, name), 1))
-        for name in _AT_LEAST_ZERO:
-            put(name, check_int(name, getattr(self, name), 0))
-        for name, low in _LIMITS:
-            put(name, check_optional_int(name, getattr(self, name), low))
-        if self.min_score is not None:
-            put("min_score", check_number("min_score", self.min_score))
-        if self.deadline_ms is not None:
-            put("deadline_ms", check_number("deadline_ms", self.deadline_ms, 0.0, open_low=True))
-        put("stop", check_strings("stop", self.stop))
-        for name, kind in (("sampling", SamplingParams), ("template", PromptTemplate)):
-            value = getattr(self, name)
-            if not isinstance(value, kind) and not (name == "template" and value is None):
-                raise ConfigError(
-                    f"{name} must be a {kind.__name__}, got {type(value).__name__}")
-
     @classmethod
-    def paper(cls, **changes: Any) -> FlareConfig:
-        """The paper's FLARE-direct on 2WikiMultihopQA (section 3.2, table 9).
+    def paper(cls, dataset: str = "2wiki", **changes: Any) -> FlareConfig:
+        """The paper's FLARE-direct (section 3.2) with its settings for a data set (table 9).
 
-        Any token with ``p < θ`` triggers, tokens with ``p < β`` are masked one by one, drafts see
-        no passages, passages stand before the question and are replaced at each retrieval. Step 0
-        searches with the question, and the first sentence is drafted with those passages in view
-        and is checked like every other.
+        ``2wiki``, ``strategyqa``, ``asqa`` or ``wikiasp``: θ, β, k, the query (masked, or explicit
+        questions for the last two), the policy (the last two keep the question's passages) and the
+        answer's length. Any token with ``p < θ`` triggers, tokens with ``p < β`` are masked one by
+        one, drafts see no passages, passages stand before the question. Step 0 searches with the
+        question; the first sentence is drafted with those passages in view and is checked like
+        every other.
         """
-        values: dict[str, Any] = {
-            "theta": 0.8, "beta": 0.4, "k": 2, "mask_unit": "token", "trigger_punctuation": True,
-            "placement": "prefix", "evidence_policy": "replace", "draft_context": "none",
-            "initial_retrieval": True, "max_draft_tokens": 64, "max_new_tokens": 256}
-        return cls(**values | changes)
+        return cls(**paper_values(dataset) | changes)
 
     @classmethod
-    def authors_code(cls, **changes: Any) -> FlareConfig:
+    def authors_code(cls, dataset: str = "2wiki", **changes: Any) -> FlareConfig:
         """What the authors' released code does where it differs from the paper.
 
         ``p <= θ`` triggers and θ = 0 retrieves always; a token stays in the query if ``p > β``;
         nothing left in the query means no retrieval, and the passages of the last one stay; they
         stay in view of every draft until the next retrieval; the last 64 tokens of a query are
-        used. Step 0 is that of :meth:`paper`. Their sentence splitter is not imitated.
+        used. The rest is that of :meth:`paper`. Not imitated: the sentence splitter, and the
+        question maker's completion of a span to a term (spans take their whole words along here).
         """
-        values: dict[str, Any] = {
-            "theta_inclusive": True, "theta_zero_always": True, "beta_inclusive": True,
-            "empty_query": "accept_draft", "draft_context": "last_evidence",
-            "max_query_tokens": 64}
-        return cls.paper(**values | changes)
+        return cls.paper(dataset, **authors_values() | changes)
 
     @property
     def may_retrieve(self) -> bool:
         """Whether any answer can search."""
-        on_question = self.initial_retrieval
+        if self.gate == "never" or self.max_retrievals == 0:
+            return False
+        on_question = self.initial_retrieval or self.gate is not None
         off = self.trigger == "never" or (
-            self.trigger == "min" and self.theta == 0.0 and not self.theta_zero_always)
-        on_drafts = not off and self.max_retrievals_per_sentence > 0
-        return self.max_retrievals != 0 and (on_question or on_drafts)
+            self.trigger in THETA_TRIGGERS and self.theta == 0.0 and not self.theta_zero_always)
+        asks = not off or self.must_retrieve is not None
+        return on_question or (asks and self.max_retrievals_per_sentence > 0)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> FlareConfig:
-        """Options from a dictionary of JSON values (`sampling` and `template` as objects).
+        """Options from JSON values (`sampling`, `template` and the rules as objects).
 
         Raises
         ------
@@ -255,32 +246,8 @@ class FlareConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         if unknown := set(data) - set(known):
             raise unknown_name("FlareConfig", unknown, known)
-        values = dict(data)
-        if isinstance(values.get("sampling"), Mapping):
-            values["sampling"] = SamplingParams.from_dict(values["sampling"])
-        if isinstance(values.get("template"), Mapping):
-            values["template"] = PromptTemplate.from_dict(values["template"])
-        return cls(**values)
+        return cls(**read_options(data))
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of JSON values. A callable becomes ``"callable:NAME"``, for reading only."""
-        values: dict[str, Any] = {}
-        for name in (f.name for f in dataclasses.fields(self)):
-            value = getattr(self, name)
-            if isinstance(value, (SamplingParams, PromptTemplate)):
-                value = value.to_dict()
-            elif callable(value):
-                value = f"callable:{getattr(value, '__name__', type(value).__name__)}"
-            values[name] = list(value) if isinstance(value, tuple) else value
-        return values
-
-
-def _check_kind(name: str, value: object) -> None:
-    built, planned = _CHOICES[name]
-    if name in _CALLABLE and callable(value):
-        return
-    if isinstance(value, str) and value in planned:
-        raise UnsupportedError(
-            f"{name}={value!r} is not available in this version; use one of "
-            f"{', '.join(map(repr, built))}")
-    check_choice(name + (" (or a callable)" if name in _CALLABLE else ""), value, built)
+        return written_options(self)

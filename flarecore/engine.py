@@ -11,10 +11,12 @@ import weakref
 from dataclasses import dataclass
 
 from flarecore import _C
+from flarecore.decode_options import TokenIds
 from flarecore.errors import ConfigError
 from flarecore.model import Model
-from flarecore.sequence import Sequence, TokenIds
+from flarecore.sequence import Sequence
 from flarecore.tokenizer import Tokenizer
+from flarecore.validation import check_choice, check_int
 
 __all__ = ["Engine", "EngineStats"]
 
@@ -58,12 +60,13 @@ class Engine:
 
     def __init__(self, model: Model, *, kv_cache_bytes: int | None = None, compute: str = "int8",
                  sampler: str = "fused", max_batch_tokens: int = 256) -> None:
-        if compute not in ("int8", "float32"):
-            raise ConfigError(f"compute must be 'int8' or 'float32', got {compute!r}")
-        if sampler not in ("fused", "reference"):
-            raise ConfigError(f"sampler must be 'fused' or 'reference', got {sampler!r}")
-        if kv_cache_bytes is not None and kv_cache_bytes < 1:
-            raise ConfigError(f"kv_cache_bytes must be >= 1, got {kv_cache_bytes}")
+        check_choice("compute", compute, ("int8", "float32"))
+        check_choice("sampler", sampler, ("fused", "reference"))
+        if kv_cache_bytes is not None:
+            kv_cache_bytes = check_int("kv_cache_bytes", kv_cache_bytes, 1, 2**62)
+        max_batch_tokens = check_int("max_batch_tokens", max_batch_tokens, 1, 8192)
+        if not isinstance(model, Model):
+            raise ConfigError(f"model must be a Model, got {type(model).__name__}; see Model.load")
         self.model = model
         self.compute = compute
         self._native = _C.Engine(model._native, kv_cache_bytes or 0, compute == "int8",

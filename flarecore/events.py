@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flarecore.codec import dumps, from_jsonable, loads_object, to_jsonable
-from flarecore.trace import FlareStats, PassageTrace
+from flarecore.trace import FlareStats, PassageTrace, RuleTrace
 from flarecore.validation import check_choice
 
 __all__ = [
@@ -100,8 +100,11 @@ class DraftFinished(Event):
         (n,) confidence below θ (tokens that may not trigger left out).
     triggered : bool
         Whether the draft asks for evidence.
+    rule : RuleTrace or None
+        The rule that decided so; None: the trigger did.
     stop_reason : str
-        Why it ended: ``sentence``, ``eos``, ``stop_string``, ``max_tokens``, ``context_length``.
+        Why it ended: ``sentence``, ``eos``, ``stop_string``, ``max_tokens``, ``context_length``,
+        ``low_confidence``.
     time_ms : float
         Wall time of the draft.
     is_draft : bool
@@ -115,6 +118,7 @@ class DraftFinished(Event):
     probs: tuple[float, ...]
     low: tuple[bool, ...]
     triggered: bool
+    rule: RuleTrace | None
     stop_reason: str
     time_ms: float
     is_draft: bool = True
@@ -130,10 +134,10 @@ class RetrievalStarted(Event):
         The sentence it is for.
     is_initial : bool
         Whether it is the search with the question before the first sentence.
-    query : str
+    queries : tuple of str
         Scope included.
-    query_source : {"question", "mask", "sentence", "callable"}
-        Where the query came from.
+    query_source : {"question", "mask", "sentence", "questions", "keywords", "callable"}
+        Where they came from, see :class:`flarecore.trace.RetrievalTrace`.
     kept : tuple of bool or None
         (n,) for a masked query: the sentence's tokens that stayed in it.
     filter : Mapping or None
@@ -144,11 +148,16 @@ class RetrievalStarted(Event):
 
     sentence_index: int
     is_initial: bool
-    query: str
+    queries: tuple[str, ...]
     query_source: str
     kept: tuple[bool, ...] | None
     filter: Mapping[str, Any] | None
     k: int
+
+    @property
+    def query(self) -> str:
+        """All queries in one line, for reading."""
+        return " | ".join(self.queries)
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ class RetrievalFinished(Event):
         The sentence it is for.
     is_initial : bool
         As in :class:`RetrievalStarted`.
-    query : str
+    queries : tuple of str
         As in :class:`RetrievalStarted`.
     passages : tuple of PassageTrace
         What came back, best first, fewer than k or none included; ``num_tokens`` of 0 marks
@@ -172,7 +181,7 @@ class RetrievalFinished(Event):
 
     sentence_index: int
     is_initial: bool
-    query: str
+    queries: tuple[str, ...]
     passages: tuple[PassageTrace, ...]
     time_ms: float
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 
 from flarecore.config import FlareConfig
-from flarecore.errors import ConfigError, ContextOverflowError
+from flarecore.errors import ConfigError
 from flarecore.events import Event
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.controller import AnswerLoop
@@ -15,8 +17,10 @@ from flarecore.loop.effects import Steps
 from flarecore.loop.evidence import EvidenceMaker
 from flarecore.loop.interfaces import EngineLike
 from flarecore.loop.joint import Joint
-from flarecore.loop.prompt import Prompt, PromptInput
+from flarecore.loop.pieces import PieceEncoder
+from flarecore.loop.prompt import PromptInput
 from flarecore.loop.prompt_builder import PromptBuilder, check_text
+from flarecore.loop.room import check_room
 from flarecore.result import FlareResult
 from flarecore.retrieval.passage import Filter, Retriever
 
@@ -27,7 +31,13 @@ class AnswerStream(Iterator[Event]):
     """The events of an answer that is being written; iterate over it.
 
     Closing it (also by leaving a ``with`` block, or by dropping it) ends the answer: nothing of it
-    is left behind. After the last event, :attr:`result` is the answer.
+    is left behind. After the last event, :attr:`result` is the answer. One thread reads and closes
+    it; to stop an answer from another thread, use :meth:`Flare.astream` and cancel its task.
+
+    Raises
+    ------
+    ConfigError
+        Two threads use it at the same time.
     """
 
     def __init__(
@@ -35,9 +45,11 @@ class AnswerStream(Iterator[Event]):
     ) -> None:
         self._events = events
         self._outcome = outcome
+        self._in_use = threading.Lock()
 
     def __next__(self) -> Event:
-        return next(self._events)
+        with self._alone():
+            return next(self._events)
 
     def __enter__(self) -> AnswerStream:
         return self
@@ -47,7 +59,18 @@ class AnswerStream(Iterator[Event]):
 
     def close(self) -> None:
         """Ends the answer; may be repeated."""
-        self._events.close()
+        with self._alone():
+            self._events.close()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise ConfigError(
+                "another thread is reading this stream; give each thread a stream of its own")
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     @property
     def result(self) -> FlareResult:
@@ -111,8 +134,9 @@ class Flare:
     engine : EngineLike
         A :class:`flarecore.Engine`.
     retriever : Retriever or None
-        Finds passages. May offer ``async def asearch(queries, k, filter)`` for asyncio answers.
-        None is enough if the options never search.
+        Finds passages. May offer ``check_filter(filter)``, called before any work, and ``async def
+        asearch(queries, k, filter)`` for asyncio answers. None is enough if the options never
+        search.
     config : FlareConfig or None
         None: the defaults.
     clock : callable
@@ -135,17 +159,19 @@ class Flare:
         if retriever is None:
             if config.may_retrieve:
                 raise ConfigError(
-                    "a retriever is needed; without one, use FlareConfig(trigger='never', "
-                    "initial_retrieval=False)")
+                    "a retriever is needed; without one, use FlareConfig(gate='never')")
         elif not callable(getattr(retriever, "search", None)):
             raise ConfigError(
                 f"retriever must have a method search(queries, k, filter), got "
                 f"{type(retriever).__name__}")
+        if not callable(getattr(engine, "sequence", None)):
+            raise ConfigError(f"engine must be an Engine, got {type(engine).__name__}")
         self._engine = engine
         self._retriever = retriever
         self._config = config
         self._clock = clock
         self._prompts = PromptBuilder(engine.tokenizer, config.template)
+        self._pieces = PieceEncoder(engine.tokenizer)
         self._joint = Joint(engine.tokenizer)
 
     @property
@@ -242,39 +268,25 @@ class Flare:
         if filter is not None and not isinstance(filter, Mapping):
             raise ConfigError(
                 f"filter must map field names to conditions, got {type(filter).__name__}")
+        check_filter = getattr(self._retriever, "check_filter", None)
+        if filter is not None and check_filter is not None:
+            check_filter(filter)
         model = self._engine.model
         built, template = self._prompts.build(
             prompt, question=question, num_head_tokens=num_head_tokens,
             vocab_size=model.config.vocab_size)
-        if self._config.initial_retrieval and built.question_text is None:
+        asks = self._config.gate == "always" or (
+            self._config.initial_retrieval and self._config.gate != "never")
+        if asks and built.question_text is None:
             raise ConfigError(
                 "the initial retrieval searches with the question, which token ids do not tell: "
                 "pass question=..., or use initial_retrieval=False")
-        self._check_room(built, model.config.context_length)
+        check_room(self._config, built, template, self._pieces, model.config.context_length)
         return AnswerSetup(
-            engine=self._engine, config=self._config, prompt=built,
+            engine=self._engine, config=self._config, prompt=built, template=template,
+            pieces=self._pieces,
             maker=EvidenceMaker(self._engine.tokenizer, template, self._config),
             joint=self._joint, scope=scope, filter=filter, clock=self._clock)
-
-    def _check_room(self, prompt: Prompt, context_length: int) -> None:
-        config = self._config
-        num_prompt = len(prompt.token_ids)
-        parts = {"prompt": num_prompt}
-        if config.overflow == "error":
-            parts["max_new_tokens"] = config.max_new_tokens
-            if config.may_retrieve:
-                parts["max_evidence_tokens"] = config.max_evidence_tokens
-                parts["text around the evidence"] = prompt.max_block_tokens(config.placement)
-        else:
-            parts["one sentence"] = min(config.max_draft_tokens, config.max_new_tokens)
-        total = sum(parts.values())
-        if total > context_length:
-            shown = " + ".join(f"{name} {num}" for name, num in parts.items())
-            hint = "shorten the prompt or lower these options" + (
-                ", or use overflow='drop_oldest'" if config.overflow == "error" else "")
-            raise ContextOverflowError(
-                f"the model's context holds {context_length} tokens, but the answer may need "
-                f"{total} ({shown}); {hint}")
 
 
 def _steps(setup: AnswerSetup) -> Steps[FlareResult]:

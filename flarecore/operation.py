@@ -56,8 +56,11 @@ class Decoded:
     text_bytes : bytes
         Exact bytes of the tokens, a stop string cut off. May end inside a UTF-8 character.
     stop_reason : str
-        ``"sentence"``, ``"eos"``, ``"stop_string"``, ``"max_tokens"`` or ``"context_length"``.
+        ``"sentence"``, ``"eos"``, ``"stop_string"``, ``"max_tokens"``, ``"context_length"`` or
+        ``"low_confidence"``.
     stats : OperationStats
+    triggered : bool or None
+        A confidence is below `theta` (compared in float32); None if no `theta` was given.
     """
 
     token_ids: tuple[int, ...]
@@ -68,6 +71,7 @@ class Decoded:
     text_bytes: bytes
     stop_reason: str
     stats: OperationStats
+    triggered: bool | None = None
 
     @property
     def text(self) -> str:
@@ -92,9 +96,12 @@ class Operation(Generic[T]):
     A failed or cancelled operation leaves its sequence as it was before it.
     """
 
-    def __init__(self, native: _C.Operation, convert: Callable[[dict[str, Any]], T]) -> None:
+    def __init__(
+        self, native: _C.Operation, convert: Callable[[dict[str, Any]], T], owner: object
+    ) -> None:
         self._native = native
         self._convert = convert
+        self._owner = owner  # the sequence: dropped before the end, it would cancel the operation
 
     def done(self) -> bool:
         """True once it has succeeded, failed or been cancelled."""
@@ -155,9 +162,10 @@ def to_stats(raw: dict[str, Any]) -> OperationStats:
     return OperationStats(**raw["stats"])
 
 
-def to_decoded(raw: dict[str, Any]) -> Decoded:
+def to_decoded(raw: dict[str, Any], theta: float | None) -> Decoded:
+    triggered = None if theta is None else bool((raw["probs"] < np.float32(theta)).any())
     return Decoded(raw["token_ids"], raw["probs"], raw["min_prob"], raw["mask"], raw["eos_prob"],
-                   raw["text_bytes"], raw["stop_reason"], to_stats(raw))
+                   raw["text_bytes"], raw["stop_reason"], to_stats(raw), triggered)
 
 
 def to_scored(raw: dict[str, Any]) -> Scored:

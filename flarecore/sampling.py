@@ -11,6 +11,8 @@ from flarecore.validation import check_int, check_number, named_options, unknown
 
 __all__ = ["SamplingParams"]
 
+_MAX_INT32 = 2**31 - 1
+_MAX_UINT32 = 2**32 - 1
 _MAX_UINT64 = 2**64 - 1
 
 
@@ -35,7 +37,7 @@ class SamplingParams:
     seed : int
         Unsigned 64-bit.
     stream : int
-        Unsigned 64-bit; give answers that share a seed different streams.
+        Unsigned 32-bit; give answers that share a seed different streams.
     repetition_penalty : float
         Above 1 makes tokens of the sequence less likely; 1 is off.
     logit_bias : Mapping of int to float
@@ -61,18 +63,18 @@ class SamplingParams:
             object.__setattr__(self, name, value)
 
         put("temperature", check_number("temperature", self.temperature, 0.0))
-        put("top_k", check_int("top_k", self.top_k, 0))
+        put("top_k", check_int("top_k", self.top_k, 0, _MAX_INT32))
         put("top_p", check_number("top_p", self.top_p, 0.0, 1.0, open_low=True))
         put("min_p", check_number("min_p", self.min_p, 0.0, 1.0))
         put("seed", check_int("seed", self.seed, 0, _MAX_UINT64))
-        put("stream", check_int("stream", self.stream, 0, _MAX_UINT64))
+        put("stream", check_int("stream", self.stream, 0, _MAX_UINT32))
         put("repetition_penalty",
             check_number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True))
         if not isinstance(self.logit_bias, Mapping):
             raise ConfigError(
                 f"logit_bias must map token ids to numbers, got {type(self.logit_bias).__name__}")
         put("logit_bias", {
-            check_int("logit_bias: token id", token_id, 0):
+            check_int("logit_bias: token id", token_id, 0, _MAX_INT32):
                 check_number(f"logit_bias[{token_id}]", bias)
             for token_id, bias in self.logit_bias.items()})
 

@@ -1,12 +1,20 @@
-"""Sequences: lists of token ids with a KV cache behind them, and the options of a decode."""
+"""Sequences: lists of token ids with a KV cache behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING
 
 from flarecore import _C
-from flarecore.errors import ConfigError
+from flarecore.decode_options import (
+    MAX_INT32,
+    DecodeOptions,
+    TokenIds,
+    check_beta,
+    check_deadline,
+    check_theta,
+    check_token_ids,
+    decode_arguments,
+)
 from flarecore.operation import (
     Decoded,
     Operation,
@@ -16,7 +24,7 @@ from flarecore.operation import (
     to_scored,
     to_stats,
 )
-from flarecore.sampling import SamplingParams
+from flarecore.validation import check_int
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,52 +32,6 @@ if TYPE_CHECKING:
     from flarecore.engine import Engine
 
 __all__ = ["Checkpoint", "DecodeOptions", "Sequence"]
-
-TokenIds = SequenceOf[int]
-
-
-class DecodeOptions(TypedDict, total=False):
-    """Options of :meth:`Sequence.decode` and :meth:`Sequence.regenerate`.
-
-    Attributes
-    ----------
-    sampling : SamplingParams
-        Greedy by default.
-    until : {"sentence", "eos"}
-        Where to stop at the latest. With ``"sentence"`` (default) the sequence ends exactly at the
-        sentence's end; a token looked at to find it begins the next decode.
-    stop : sequence of str
-        Text that ends the decode and is cut off. It may begin in one token and end in another.
-    beta : float
-        Mask threshold: ``Decoded.mask`` marks tokens with a confidence below it.
-    pass_index : int
-        Which random numbers are drawn: 0 for a draft, 1 (default) for a regeneration.
-    proposal : sequence of int
-        Guessed continuation. It is verified in the same forward passes: the result is the same with
-        or without it, only faster if it is right.
-    lookup : sequence of int
-        Text whose wording may recur (evidence, question). Where the last tokens are found in it, or
-        in the proposal, what follows there is proposed next.
-    ignore_eos : bool
-        Decode through end-of-text tokens.
-    deadline_ms : float
-        Fails with DeadlineExceeded when this many milliseconds have passed.
-    """
-
-    sampling: SamplingParams
-    until: str
-    stop: SequenceOf[str]
-    beta: float | None
-    pass_index: int
-    proposal: TokenIds
-    lookup: TokenIds
-    ignore_eos: bool
-    deadline_ms: float | None
-
-
-_DECODE_DEFAULTS: dict[str, Any] = {
-    "sampling": SamplingParams(), "until": "sentence", "stop": (), "beta": None, "pass_index": 1,
-    "proposal": (), "lookup": (), "ignore_eos": False, "deadline_ms": None}
 
 
 class Checkpoint:
@@ -107,7 +69,9 @@ class Sequence:
     def extend_async(self, token_ids: TokenIds, *,
                      deadline_ms: float | None = None) -> Operation[OperationStats]:
         """Starts :meth:`extend`."""
-        return Operation(self._native.extend(list(token_ids), deadline_ms), to_stats)
+        native = self._native.extend(
+            check_token_ids("token_ids", token_ids), check_deadline(deadline_ms))
+        return Operation(native, to_stats, self)
 
     def extend(self, token_ids: TokenIds, *, deadline_ms: float | None = None) -> OperationStats:
         """Appends tokens and prefills them. Cached prefixes are attached instead of computed.
@@ -164,26 +128,10 @@ class Sequence:
     def regenerate_async(self, evidence_ids: TokenIds, *, max_tokens: int,
                          **options: Unpack[DecodeOptions]) -> Operation[Decoded]:
         """Starts :meth:`regenerate`."""
-        unknown = set(options) - set(_DECODE_DEFAULTS)
-        if unknown:
-            raise ConfigError(f"unknown decode option {min(unknown)!r}; known: "
-                              f"{', '.join(sorted(_DECODE_DEFAULTS))}")
-        chosen = {**_DECODE_DEFAULTS, **options}
-        until, stop, sampling = chosen["until"], chosen["stop"], chosen["sampling"]
-        if until not in ("sentence", "eos"):
-            raise ConfigError(f"until must be 'sentence' or 'eos', got {until!r}")
-        if isinstance(stop, str):
-            raise ConfigError(f"stop must be a sequence of strings, got the string {stop!r}; "
-                              f"pass [{stop!r}]")
-        if not isinstance(sampling, SamplingParams):
-            raise ConfigError(f"sampling must be SamplingParams, got {type(sampling).__name__}")
-        raw_sampling = {**sampling.to_dict(), "logit_bias": dict(sampling.logit_bias)}
+        arguments = decode_arguments(evidence_ids, max_tokens, options)
+        theta = check_theta(options.get("theta"))
         return Operation(
-            self._native.decode(
-                list(evidence_ids), max_tokens, raw_sampling, until == "sentence",
-                chosen["ignore_eos"], list(stop), chosen["beta"] or 0.0, chosen["pass_index"],
-                list(chosen["proposal"]), list(chosen["lookup"]), chosen["deadline_ms"]),
-            to_decoded)
+            self._native.decode(*arguments), lambda raw: to_decoded(raw, theta), self)
 
     def regenerate(self, evidence_ids: TokenIds, *, max_tokens: int,
                    **options: Unpack[DecodeOptions]) -> Decoded:
@@ -203,7 +151,9 @@ class Sequence:
     def score_async(self, token_ids: TokenIds, *, beta: float | None = None,
                     deadline_ms: float | None = None) -> Operation[Scored]:
         """Starts :meth:`score`."""
-        return Operation(self._native.score(list(token_ids), beta or 0.0, deadline_ms), to_scored)
+        native = self._native.score(
+            check_token_ids("token_ids", token_ids), check_beta(beta), check_deadline(deadline_ms))
+        return Operation(native, to_scored, self)
 
     def score(self, token_ids: TokenIds, *, beta: float | None = None,
               deadline_ms: float | None = None) -> Scored:
@@ -216,7 +166,7 @@ class Sequence:
 
     def truncate(self, num_tokens: int) -> None:
         """Forgets every token from position `num_tokens` on. ConfigError if there are fewer."""
-        self._native.truncate(num_tokens)
+        self._native.truncate(check_int("num_tokens", num_tokens, 0, MAX_INT32))
 
     def checkpoint(self) -> Checkpoint:
         """Remembers this moment. Holds its KV blocks until the checkpoint is dropped."""

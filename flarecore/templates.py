@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -47,6 +50,8 @@ _PLACEHOLDERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "prefix_evidence": (frozenset({"passages"}), frozenset()),
     "first_evidence": (frozenset({"passages"}), frozenset()),
     "boundary_evidence": (frozenset({"passages"}), frozenset()),
+    "question_query": (frozenset({"span"}), frozenset({"sentence", "question"})),
+    "keyword_query": (frozenset(), frozenset({"sentence", "question"})),
 }
 
 
@@ -62,7 +67,7 @@ class PromptTemplate:
 
     Pieces are encoded one by one, so a piece has the same tokens wherever it stands. A literal
     brace is written twice. Special-token text counts as special in `head`, `answer`, the question
-    of a base template and the evidence pieces, and never in what is filled in.
+    of a base template, the evidence and the query pieces, and never in what is filled in.
 
     Parameters
     ----------
@@ -88,6 +93,12 @@ class PromptTemplate:
         Holds ``{passages}``; stands after the answer so far (placement ``boundary``). Chat: the
         message of a turn of its own, with the instruction to continue. Base: must lead the model
         back to running text, so it should not end in white space.
+    question_query : str
+        Stands after a draft and makes the model write a question (``FlareConfig.query``): holds
+        ``{span}``, the answer, and, if wanted, ``{sentence}``, the draft, and ``{question}``, the
+        user's. Chat: the message of a turn of its own. Base: should not end in white space.
+    keyword_query : str
+        Makes the model write keywords; as above, without ``{span}``.
     stop : tuple of str
         Stop strings that go with the template, in addition to ``FlareConfig.stop``.
 
@@ -106,6 +117,8 @@ class PromptTemplate:
     prefix_evidence: str
     first_evidence: str
     boundary_evidence: str
+    question_query: str
+    keyword_query: str
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -130,6 +143,10 @@ class PromptTemplate:
             "prefix_evidence": "Search results:\n{passages}",
             "first_evidence": "Search results:\n{passages}",
             "boundary_evidence": "\n\nSearch results:\n{passages}Answer (continued):",
+            "question_query":
+                '\n\nText: {sentence}\nThe answer to the following question about it is "{span}".'
+                "\nQuestion:",
+            "keyword_query": "\n\nText: {sentence}\nSearch terms:",
             "stop": ("\nQuestion:",),
         }
         return cls(**pieces | changes)
@@ -148,6 +165,11 @@ class PromptTemplate:
             "boundary_evidence":
                 "Search results:\n{passages}\nContinue your answer with its next sentence, using "
                 "the search results where they help. Do not repeat what you have already said.",
+            "question_query":
+                'Write one question that "{span}", as used in your last sentence, answers. It must '
+                "be understood without your answer. Write nothing but the question.",
+            "keyword_query":
+                "Turn this sentence into a short web search query, keywords only: {sentence}",
         }
         return cls(**pieces | changes)
 
@@ -167,6 +189,26 @@ class PromptTemplate:
             raise unknown_name("PromptTemplate", unknown, known)
         kind = check_choice("PromptTemplate.kind", data.get("kind"), ("base", "chat"))
         return (cls.base if kind == "base" else cls.chat)(**data)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> PromptTemplate:
+        """The template in a JSON file: an object of pieces, as for :meth:`from_dict`.
+
+        Raises
+        ------
+        ConfigError
+            The file cannot be read, is no JSON or holds a wrong piece; the message says where.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"template {path}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise ConfigError(f"template {path}: not JSON: {error}") from None
+        try:
+            return cls.from_dict(data)
+        except ConfigError as error:
+            raise ConfigError(f"template {path}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of JSON values; :meth:`from_dict` gives an equal template back."""

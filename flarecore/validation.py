@@ -83,7 +83,8 @@ def check_number(
         It is no number, not finite or out of range.
     """
     bound = "(" if open_low else "["
-    limit = f"a number in {bound}{low:g}, {high:g}]" if (low, high) != (-math.inf, math.inf) \
+    end = ")" if high == math.inf else "]"
+    limit = f"a number in {bound}{low:g}, {high:g}{end}" if (low, high) != (-math.inf, math.inf) \
         else "a finite number"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ConfigError(f"{where} must be {limit}, got {value!r}")

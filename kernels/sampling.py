@@ -170,7 +170,7 @@ def _sample_kernel(
 
         unfinished = False
         if HAS_FILTERS:
-            unfinished = valid & _is_filtered(floats_ptr, ints_ptr, row, vocab_size)
+            unfinished = valid & _is_filtered(floats_ptr, ints_ptr, row)
         if unfinished:
             threshold = _candidate_threshold(
                 floats_ptr, ints_ptr, group_max_ptr + row * num_chunks * GROUPS, row, top, total,

@@ -38,12 +38,12 @@ HIGHEST = tl.constexpr(1 << 62)
 
 
 @triton.jit
-def _is_filtered(floats_ptr, ints_ptr, row, vocab_size):
-    """Whether the row's settings drop any token."""
+def _is_filtered(floats_ptr, ints_ptr, row):
+    """Whether a filter is on, even one that drops nothing: the draw's order depends on it."""
     top_k = tl.load(ints_ptr + row * NUM_INTS + TOP_K)
     top_p = tl.load(floats_ptr + row * NUM_FLOATS + TOP_P)
     min_p = tl.load(floats_ptr + row * NUM_FLOATS + MIN_P)
-    some = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
+    some = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
     return some & (tl.load(floats_ptr + row * NUM_FLOATS + TEMPERATURE) > 0.0)
 
 
@@ -191,7 +191,8 @@ def _choose(source_ptr, weights_ptr, count, top, inverse, low, total, u, top_k, 
     goal = tl.floor(u.to(tl.float64) * mass.to(tl.float64)).to(tl.int64) + 1
     chosen = _largest_reaching(source_ptr, weights_ptr, count, top, inverse, cut, high, goal, False,
                                FROM_LIST, TILE)  # fmt: skip
-    return ((chosen ^ LAST_ID) & LAST_ID).to(tl.int32)
+    # Always a token's id; the bound keeps settings written past `configure` (NaN) in the row.
+    return tl.minimum((chosen ^ LAST_ID) & LAST_ID, vocab_size - 1).to(tl.int32)
 
 
 @triton.jit

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,17 @@ from typing import Any
 import gguf
 import numpy as np
 
+from flarecore.sampling import SamplingParams
+
 # |difference| of a probability between two float32 implementations of one model (guarantee 2).
 PROB_TOLERANCE = 1e-4
+
+# Options of a decode that only max_tokens or the context ends.
+DECODE: dict[str, Any] = {
+    "sampling": SamplingParams(temperature=1.0, seed=1),
+    "until": "eos",
+    "ignore_eos": True,
+}
 
 
 def chi_square_z(counts: np.ndarray, probs: np.ndarray) -> float:
@@ -65,10 +74,12 @@ def _byte_alphabet() -> list[str]:
 
 
 def _vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
-    """Tokens, their GGUF types and merges: bytes, pairs of letters, three special tokens."""
+    """Tokens, their GGUF types and merges: bytes, pairs of characters, three special tokens."""
     alphabet = _byte_alphabet()
     letters = "etaoinshrdlucmfwypvbgkjqxz"
-    pairs = [(first, second) for first in letters for second in letters]
+    space, newline = alphabet[ord(" ")], alphabet[ord("\n")]
+    pairs = [(space, "A"), (".", space), (newline, newline), (".", '"')]
+    pairs += [(first, second) for first in letters for second in letters]
     pairs = pairs[: size - len(alphabet) - 3]
     tokens = [*alphabet, *(a + b for a, b in pairs), "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     assert len(tokens) == size, f"a tiny vocabulary has 259 to 935 tokens, got {size}"
@@ -112,6 +123,31 @@ def _tiny_tensors(spec: TinyLlama) -> dict[str, np.ndarray]:
     return tensors
 
 
+# For the types that gguf reads but does not write: bytes of a block, where its float16 scales lie,
+# and their ratio to the first, which puts the mean of random codes near 0.
+K_QUANTS = {
+    "Q4_K": (144, {0: 1.0, 2: 7.5}),
+    "Q5_K": (176, {0: 1.0, 2: 15.5}),
+    "Q6_K": (210, {208: 1.0}),
+}
+
+
+def _random_blocks(value: np.ndarray, name: str, seed: int) -> np.ndarray:
+    """Rows of random valid blocks, scaled to the spread of `value` (rows, a multiple of 256)."""
+    rows, columns = value.shape
+    size, scales = K_QUANTS[name]
+    rng = np.random.default_rng([seed, rows, columns])
+    blocks = rng.integers(0, 256, (rows, columns // 256, size), np.uint8)
+
+    def with_scale(scale: float) -> np.ndarray:
+        for begin, ratio in scales.items():
+            blocks[..., begin : begin + 2] = np.array([scale * ratio], np.float16).view(np.uint8)
+        return blocks.reshape(rows, -1)
+
+    unit = gguf.quants.dequantize(with_scale(1.0), gguf.GGMLQuantizationType[name])
+    return with_scale(float(value.std() / unit.std()))
+
+
 def write_tiny_llama(path: Path, spec: TinyLlama) -> None:
     """Write the model as a GGUF file; matrices in the type asked for, vectors in float32."""
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -143,6 +179,9 @@ def write_tiny_llama(path: Path, spec: TinyLlama) -> None:
     for name, value in _tiny_tensors(spec).items():
         if value.ndim == 1:
             writer.add_tensor(name, value)
+        elif spec.tensor_type in K_QUANTS:
+            blocks = _random_blocks(value, spec.tensor_type, len(name) + spec.seed)
+            writer.add_tensor(name, blocks, raw_dtype=kind)
         else:
             writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -224,6 +263,12 @@ def random_ids(num_tokens: int, vocab_size: int = 271, seed: int = 0) -> list[in
     return np.random.default_rng(seed).integers(0, vocab_size - 3, num_tokens).tolist()
 
 
-def as_rows(values: Sequence[np.ndarray]) -> bytes:
-    """Bytes of some arrays, for comparison bit for bit."""
-    return b"".join(np.ascontiguousarray(value).tobytes() for value in values)
+def result_bits(decoded: Any) -> tuple[tuple[int, ...], bytes]:
+    """What must be equal: ids and the bits of their confidences."""
+    return decoded.token_ids, decoded.probs.tobytes()
+
+
+def state(sequence: Any) -> tuple[list[int], Any]:
+    """Everything a later operation can see of a sequence."""
+    with contextlib.closing(sequence.fork()) as fork:
+        return sequence.token_ids, result_bits(fork.decode(6, **DECODE))

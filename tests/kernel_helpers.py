@@ -29,7 +29,7 @@ def block_size(type_name: str) -> tuple[int, int]:
 
 
 def random_tensor(type_name: str, num_rows: int, num_cols: int, seed: int = 0) -> np.ndarray:
-    """Rows of valid blocks, (num_rows, bytes per row) uint8: any code, finite scales of both signs."""
+    """Rows of valid blocks, (num_rows, bytes per row) uint8: any code, finite scales."""
     rng = np.random.default_rng([seed, num_rows, num_cols])
     values, size = block_size(type_name)
     if type_name == "BF16":

@@ -1,8 +1,8 @@
 """A scripted engine for tests of the loop: says what it is told, and is strict about its use.
 
 It meets flarecore.loop.interfaces with a small word tokenizer. What a pass says comes from a
-script, either lists of drafts and regenerations or a function of the context. Every misuse (a busy or
-closed sequence, a length out of range, an unknown option) raises, every call is recorded, and
+script, either lists of drafts and regenerations or a function of the context. Every misuse (a busy
+or closed sequence, a length out of range, an unknown option) raises, every call is recorded, and
 ``check_integrity`` fails while a sequence is open.
 """
 
@@ -24,6 +24,7 @@ from flarecore.errors import (
     SequenceBusyError,
 )
 from flarecore.retrieval.passage import Passage
+from flarecore.text import is_punctuation_or_space
 
 BOS, EOS = "<bos>", "<eos>"
 SPECIALS = (BOS, EOS, "<|im_start|>", "<|im_end|>")
@@ -154,6 +155,7 @@ class ScriptedEngine:
         self.calls: list[Call] = []
         self.num_opened = self.num_forked = self.num_open = 0
         self.num_lookaheads_lost = 0
+        self.most_running = 0  # operations at the same time
         self.operations: list[ScriptedOperation] = []
 
     def sequence(self):
@@ -223,7 +225,8 @@ class ScriptedSequence:
     def _start(self, given, max_tokens, *, pass_index, proposal=(), stop=(),
                lookup=(), **options):
         self._check()
-        assert set(options) <= {"sampling", "until", "beta", "deadline_ms"}, options
+        assert set(options) <= {"sampling", "until", "beta", "deadline_ms", "stop_below",
+                                "stop_at_punctuation"}, options
         if max_tokens < 1:
             raise ConfigError("max_tokens must be >= 1")
         context = (*self._ids, *given)
@@ -237,12 +240,17 @@ class ScriptedSequence:
             pass_index, context, text, max_tokens, len(given), tuple(proposal),
             options | {"stop": stop, "lookup": tuple(lookup)}))
         say = self._engine.script(text, pass_index)
-        operation = ScriptedOperation(self, say, given, max_tokens, stop, tuple(proposal))
+        below = options.get("stop_below") or 0.0
+        operation = ScriptedOperation(
+            self, say, given, max_tokens, stop, tuple(proposal), below,
+            options.get("stop_at_punctuation", False))
+        self._engine.most_running = max(
+            self._engine.most_running, 1 + sum(not o.done() for o in self._engine.operations))
         self._running = operation
         self._engine.operations.append(operation)
         return operation
 
-    def finish(self, say, given, max_tokens, stop, proposal):
+    def finish(self, say, given, max_tokens, stop, proposal, below, at_punctuation):
         """The result of a pass; the sequence then ends with what was said."""
         tokenizer, reason = self._engine.tokenizer, say.stop
         data = say.text if isinstance(say.text, bytes) else say.text.encode()
@@ -253,10 +261,16 @@ class ScriptedSequence:
         if len(ids) > max_tokens:
             ids, reason = ids[:max_tokens], "max_tokens"
             data = b"".join(tokenizer.token_bytes(i) for i in ids)
-        self._ids += [*given, *ids]
-        self._has_lookahead = reason == "sentence"
         pieces = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids]
         probs = np.array([say.low.get(p, say.prob) for p in pieces], dtype=np.float32)
+        low = next((n for n, p in enumerate(pieces) if probs[n] < np.float32(below) and (
+            at_punctuation or not is_punctuation_or_space(p.encode()))), None)
+        # at the last token the end of the sentence is in sight already
+        if low is not None and (reason != "sentence" or low + 1 < len(ids)):
+            ids, probs, reason = ids[:low + 1], probs[:low + 1], "low_confidence"
+            data = b"".join(tokenizer.token_bytes(i) for i in ids)
+        self._ids += [*given, *ids]
+        self._has_lookahead = reason == "sentence"
         num_right = next(
             (n for n, pair in enumerate(zip(proposal, ids, strict=False)) if pair[0] != pair[1]),
             min(len(proposal), len(ids)))

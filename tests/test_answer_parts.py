@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,8 +137,13 @@ def test_queries():
     tokenizer, draft = candidate(" In 1913 he  left .", low=(" 1913",))
 
     def make(draft=draft, question="Why?", scope=None, **options):
-        return QueryMaker(
-            tokenizer, FlareConfig(**options), question, scope).from_candidate(draft)
+        maker = QueryMaker(tokenizer, FlareConfig(**options), question, scope, asker=None)
+        steps = maker.from_step(SimpleNamespace(current=SimpleNamespace(candidate=draft)))
+        with pytest.raises(StopIteration) as made:
+            next(steps)
+        query = made.value.value
+        return query and SimpleNamespace(
+            text=" | ".join(query.texts), source=query.source, kept=query.kept)
 
     assert make().text == "In he left ." and make().source == "mask"
     assert make(query="sentence").text == "In 1913 he left ."
@@ -152,6 +158,8 @@ def test_queries():
     assert make(beta=0.95, question=None) is None
     assert make(query=lambda c: " a\nb ").text == "a b"
     assert make(query=lambda c: " ?! ").source == "question"
+    assert make(query=lambda c: ["a", " ", "b", " a"], scope="x").text == "x a | x b"
+    assert make(query=lambda c: []).source == "question"
     # a cut query never begins with a part of a character
     assert make(query=lambda c: "年月日", max_query_tokens=4).text == "日"
 

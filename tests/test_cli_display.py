@@ -54,7 +54,8 @@ def environment(monkeypatch):
 
 def draft(tokens, probs, index=0, triggered=True):
     return DraftFinished(index, "".join(tokens), tuple(range(len(tokens))), tuple(tokens),
-                         tuple(probs), tuple(p < 0.6 for p in probs), triggered, "sentence", 1.0)
+                         tuple(probs), tuple(p < 0.6 for p in probs), triggered, None,
+                         "sentence", 1.0)
 
 
 def answer(passages=(ENGLISH,)):
@@ -66,20 +67,20 @@ def answer(passages=(ENGLISH,)):
     stats = FlareStats(num_drafts=3, num_triggers=2, num_prefilled=100, num_reused=250)
     text = "She died on 21 November 2008. It is so. 每晚不超过850元。"
     return [
-        RetrievalStarted(0, True, "Who?", "question", None, {"lang": "en"}, 2),
-        RetrievalFinished(0, True, "Who?", passages, 1.0),
+        RetrievalStarted(0, True, ("Who?",), "question", None, {"lang": "en"}, 2),
+        RetrievalFinished(0, True, ("Who?",), passages, 1.0),
         DraftStarted(0, 0, ids),
         draft(tokens, probs),
-        RetrievalStarted(0, False, "She died .", "mask", kept, None, 2),
-        RetrievalFinished(0, False, "She died .", passages, 1.0),
+        RetrievalStarted(0, False, ("She died .",), "mask", kept, None, 2),
+        RetrievalFinished(0, False, ("She died .",), passages, 1.0),
         SentenceAccepted(0, "She died on 21 November 2008.", (1, 2), "regenerated", None, ids),
         DraftStarted(1, 7, ()),
         draft((" It", " is", " so", "."), (0.9, 0.95, 0.99, 0.9), 1, triggered=False),
         SentenceAccepted(1, " It is so.", (1, 2), "draft", None, ()),
         DraftStarted(2, 11, ()),
         draft((" 每晚", "不超过", "850", "元。"), (0.9, 0.9, 0.1, 0.9), 2),
-        RetrievalStarted(2, False, "每晚不超过元。", "mask", (True, True, False, True), None, 2),
-        RetrievalFinished(2, False, "每晚不超过元。", (), 1.0),
+        RetrievalStarted(2, False, ("每晚不超过元。",), "mask", (True, True, False, True), None, 2),
+        RetrievalFinished(2, False, ("每晚不超过元。",), (), 1.0),
         SentenceAccepted(2, " 每晚不超过850元。", (3,), "draft", "no_evidence", ()),
         Finished(text, "max_sentences", stats),
     ]
@@ -159,11 +160,11 @@ def test_hostile_text_cannot_reach_the_terminal():
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m"
     passage = PassageTrace("p", evil + "title", evil + "21 November 2008 body", 0.5, 3)
     events = [
-        RetrievalStarted(0, True, evil + "query", "question", None, {"k": evil}, 1),
-        RetrievalFinished(0, True, "q", (passage,), 1.0),
+        RetrievalStarted(0, True, (evil + "query",), "question", None, {"k": evil}, 1),
+        RetrievalFinished(0, True, ("q",), (passage,), 1.0),
         draft((evil + "draft",), (0.1,)),
-        RetrievalStarted(0, False, evil, "mask", (False,), None, 1),
-        RetrievalFinished(0, False, "q", (passage,), 1.0),
+        RetrievalStarted(0, False, (evil,), "mask", (False,), None, 1),
+        RetrievalFinished(0, False, ("q",), (passage,), 1.0),
         SentenceAccepted(0, evil + "21 November 2008 accepted", (1,), "regenerated", None, ("p",)),
         Finished("", "eos", FlareStats()),
     ]

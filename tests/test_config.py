@@ -43,6 +43,8 @@ def test_an_unknown_option_is_an_error_that_knows_the_closest(make):
     ("max_passage_tokens", 0), ("max_evidence_tokens", -5), ("cooldown_sentences", -1),
     ("max_retrievals_per_sentence", None), ("deadline_ms", 0), ("deadline_ms", float("inf")),
     ("min_score", float("nan")), ("stop", "Question:"), ("stop", ["", "a"]), ("stop", [1]),
+    ("gate", "auto"), ("gate", True), ("min_span_chars", 0), ("span_gap", -1), ("span_gap", 2.5),
+    ("evidence_policy", "keep"), ("must_retrieve", "AB"), ("never_retrieve", ["a"]),
     ("initial_retrieval", 1), ("speculative", None), ("sampling", {}), ("template", "text")])
 def test_a_wrong_value_is_an_error_that_names_the_option(name, value):
     with pytest.raises(ConfigError, match=name):
@@ -50,8 +52,7 @@ def test_a_wrong_value_is_an_error_that_names_the_option(name, value):
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("placement", "parallel"), ("trigger", "mean"), ("query", "question"),
-    ("evidence_policy", "sticky")])
+    ("placement", "parallel")])
 def test_what_is_not_built_is_not_accepted(name, value):
     with pytest.raises(UnsupportedError, match=f"{name}='{value}' is not available.*use one of"):
         FlareConfig(**{name: value})
@@ -83,14 +84,51 @@ def test_paper_and_authors_code_differ_where_the_facts_say():
     assert FlareConfig.authors_code(theta=0.2, theta_inclusive=False).theta == 0.2
 
 
+# Jiang et al. 2023, table 9: theta, beta, query, k, policy, new tokens
+TABLE_9 = {
+    "2wiki": (0.8, 0.4, "mask", 2, "replace", 256),
+    "strategyqa": (0.4, 0.4, "mask", 3, "replace", 256),
+    "asqa": (0.8, 0.4, "question", 3, "keep_first", 256),
+    "wikiasp": (0.8, 0.4, "question", 5, "keep_first", 512)}
+
+
+@pytest.mark.parametrize("dataset", TABLE_9)
+def test_the_papers_settings(dataset):
+    paper, authors = FlareConfig.paper(dataset), FlareConfig.authors_code(dataset=dataset)
+    for config in (paper, authors):
+        assert (config.theta, config.beta, config.query, config.k, config.evidence_policy,
+                config.max_new_tokens) == TABLE_9[dataset]
+        assert config.trigger == "min" and config.span_gap == 5 and config.gate is None
+        assert config.max_draft_tokens == config.max_query_tokens == 64
+    changed = {f.name for f in dataclasses.fields(paper)
+               if getattr(paper, f.name) != getattr(authors, f.name)}
+    assert changed == {"theta_inclusive", "theta_zero_always", "beta_inclusive", "empty_query",
+                       "draft_context"}
+    # nothing is cut: room for the passages of the question and of the step
+    num = paper.k * (2 if paper.evidence_policy == "keep_first" else 1)
+    assert paper.max_evidence_tokens >= num * paper.max_passage_tokens
+    assert FlareConfig.paper() == FlareConfig.paper("2wiki")
+    assert FlareConfig.paper(dataset, k=1, theta=0.1).k == 1
+
+
+def test_a_data_set_that_the_paper_does_not_have():
+    with pytest.raises(ConfigError, match=r"dataset must be one of.*did you mean '2wiki'"):
+        FlareConfig.paper("2wikis")
+
+
 def test_options_round_trip_through_json():
     config = FlareConfig.authors_code(
         stop=("\n\n",), sampling=SamplingParams(temperature=0.5, seed=2**64 - 1,
                                                 logit_bias={7: -1.5}),
         template=PromptTemplate.base(head="H"), min_score=0.25, max_sentences=3)
     assert FlareConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    shown = FlareConfig(query=lambda candidate: "q").to_dict()
-    assert shown["query"] == "callable:<lambda>"
+    shown = FlareConfig(query=lambda candidate: "q", gate=str).to_dict()
+    assert shown["query"] == "callable:<lambda>" and shown["gate"] == "callable:str"
+    for options in ({"gate": "never", "trigger": "mean", "evidence_policy": "sticky"},
+                    {"trigger": "span", "min_span_chars": 2, "query": "question", "span_gap": 0},
+                    {"trigger": "token", "query": "keywords", "evidence_policy": "keep_first"}):
+        config = FlareConfig(**options)
+        assert FlareConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     with pytest.raises(ConfigError, match="options must be an object"):
         FlareConfig.from_dict([])
 
@@ -102,6 +140,11 @@ def test_options_round_trip_through_json():
     ({"initial_retrieval": False, "theta": 0.0, "theta_zero_always": True}, True),
     ({"initial_retrieval": False, "theta": 0.0, "trigger": "always"}, True),
     ({"initial_retrieval": False, "max_retrievals_per_sentence": 0}, False),
+    ({"initial_retrieval": False, "trigger": "token", "theta": 0.0}, False),
+    ({"initial_retrieval": False, "trigger": "mean", "theta": 0.0}, False),
+    ({"initial_retrieval": False, "trigger": "never", "gate": "always"}, True),
+    ({"initial_retrieval": False, "trigger": "never", "gate": lambda question: None}, True),
+    ({"gate": "never", "trigger": "always"}, False),
     ({"max_retrievals": 0}, False), ({"trigger": "never"}, True)])
 def test_may_retrieve(options, may):
     assert FlareConfig(**options).may_retrieve is may

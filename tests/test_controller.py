@@ -6,9 +6,11 @@ import pytest
 from scripted_model import FakeClock, Lists, Say, ScriptedEngine, ScriptedRetriever, passages
 
 from flarecore.config import FlareConfig
+from flarecore.errors import ConfigError
 from flarecore.events import (
     DraftFinished,
     DraftStarted,
+    Event,
     Finished,
     RetrievalFinished,
     RetrievalStarted,
@@ -16,6 +18,7 @@ from flarecore.events import (
 )
 from flarecore.flare import Flare
 from flarecore.templates import PromptTemplate
+from flarecore.trace import Trace
 
 BASE = PromptTemplate.base(head="", stop=())
 PAPER = PromptTemplate.base(
@@ -43,6 +46,8 @@ def run(script, retriever=None, *, engine=None, prompt="Who?", request=None, **o
     assert [s.token_ids for s in accepted if s.token_ids] == [
         s.token_ids for s in result.trace.sentences if s.outcome in ("draft", "regenerated")]
     assert not isinstance(script, Lists) or script.is_used_up
+    assert Trace.from_json(result.trace.to_json()) == result.trace
+    assert [Event.from_json(e.to_json()) for e in events] == events
     return result, engine, events
 
 
@@ -266,7 +271,7 @@ def test_initial_retrieval_without_a_result():
 def test_scope_and_filter_reach_the_retriever_whatever_the_draft_says():
     script = Lists([Say(" In 1913.", low=LOW), Say(" No.", prob=0.1), Say(stop="eos")],
                    [Say(" In 1912."), Say(" Yes.")])
-    retriever = ScriptedRetriever(passages("P."))
+    retriever = ScriptedRetriever(passages("P."), passages("Q.", first_id=1))
     allowed = {"tenant": "a", "year": {"gte": 2024}}
     result, _, _ = run(script, retriever, initial_retrieval=True,
                        request={"scope": "2024 policy", "filter": allowed})
@@ -287,3 +292,19 @@ def test_the_draft_is_the_proposal(speculative):
     lookup = engine.tokenizer.encode("[1]: P zero.\n[2]: P one.\nQ: Who?\n")
     assert call.options["lookup"] == (tuple(lookup) if speculative else ())
     assert engine.calls[0].proposal == engine.calls[0].options["lookup"] == ()
+
+
+def test_a_stream_belongs_to_one_thread_at_a_time():
+    class Waiting:
+        """A retriever that lets the other thread try while it is being asked."""
+
+        def search(self, queries, k, filter=None):
+            with pytest.raises(ConfigError, match="another thread"):
+                next(events)
+            with pytest.raises(ConfigError, match="another thread"):
+                events.close()
+            return [[] for _ in queries]
+
+    engine = ScriptedEngine(Lists([Say(" Yes.", stop="eos")]))
+    events = Flare(engine, Waiting(), FlareConfig(template=PAPER)).stream("Is it so?")
+    assert [type(event).__name__ for event in events][-1] == "Finished"

@@ -1,6 +1,7 @@
 """Reading a knowledge base: JSONL, documents, chunking with and without spaces, errors."""
 
 import json
+import os
 from itertools import pairwise
 
 import pytest
@@ -173,3 +174,22 @@ def test_markdown_headings():
         Section("A", "x"), Section("A - C", "y"), Section("A - B", "```\n# code\n```\nz\n#no"),
         Section("name", "end\n~~~\n# open fence")]
     assert markdown_sections("# Only a heading", "name") == []
+
+
+def test_what_is_no_regular_file_is_refused_not_waited_for(tmp_path):
+    (tmp_path / "a.txt").write_text("A short text.")
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(ConfigError, match=r"pipe\.txt: a broken link or not a regular file"):
+        read_passages(tmp_path)
+    with pytest.raises(ConfigError, match="neither a regular file nor a folder"):
+        read_passages(tmp_path / "pipe.txt")
+    (tmp_path / "pipe.txt").unlink()
+    (tmp_path / "link.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"link\.txt: a broken link"):
+        read_passages(tmp_path)
+
+
+def test_a_file_without_text_is_refused(tmp_path):
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(ConfigError, match="nothing to index"):
+        read_passages(tmp_path / "empty.txt")

@@ -1,11 +1,15 @@
 """Guarantee 1: the same tokens and confidences, bit for bit, however they are computed."""
 
 import asyncio
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from helpers import TinyLlama, open_engine, random_ids, smollm2_path
+from helpers import TinyLlama, open_engine, random_ids, result_bits, smollm2_path
 
+from flarecore import _C
 from flarecore.sampling import SamplingParams
 
 # Quantised weights, a head of odd size, several blocks and more than one row tile.
@@ -17,18 +21,17 @@ PROMPT = random_ids(165, 333, seed=2)
 NUM_NEW = 48
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=60, top_p=0.95, seed=11, stream=4)
+# What a token may be depends on every token before it, proposed ones included.
+PENALISED = SamplingParams(
+    temperature=1.1, min_p=0.01, seed=5, repetition_penalty=1.4, logit_bias={7: 3.0, 9: -2.0}
+)
 COMPUTES = ["float32", "int8"]
-SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED}
+SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "penalised": PENALISED}
 
 
 def run(sequence, sampling, **options):
     decoded = sequence.decode(NUM_NEW, sampling=sampling, until="eos", ignore_eos=True, **options)
-    return result_of(decoded)
-
-
-def result_of(decoded):
-    """What must be equal: ids and the bits of their confidences."""
-    return decoded.token_ids, decoded.probs.tobytes()
+    return result_bits(decoded)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def expected():
             with_engine = open_engine(SPEC, compute=compute)
             results[compute, name] = run(with_engine.sequence(PROMPT), sampling)
             with_engine.close()
-    assert len({tokens for tokens, _ in results.values()}) == 4, "all ways give the same tokens"
+    assert len({tokens for tokens, _ in results.values()}) == 6, "all ways give the same tokens"
     return results
 
 
@@ -143,7 +146,7 @@ def test_batch_mates(expected, compute, max_batch_tokens):
     alone = []
     for prompt in prompts:
         single = open_engine(SPEC, compute=compute)
-        alone.append(result_of(single.sequence(prompt).decode(NUM_NEW, **options)))
+        alone.append(result_bits(single.sequence(prompt).decode(NUM_NEW, **options)))
         single.close()
     assert alone[0] == expected[compute, "sampled"]
 
@@ -153,7 +156,7 @@ def test_batch_mates(expected, compute, max_batch_tokens):
             sequence.regenerate_async(prompt, max_tokens=NUM_NEW, **options)
             for sequence, prompt in zip(sequences, prompts, strict=True)
         ]
-        return [result_of(await operation) for operation in operations]
+        return [result_bits(await operation) for operation in operations]
 
     steps_before = engine.stats().num_steps
     assert asyncio.run(together()) == alone
@@ -188,7 +191,7 @@ def test_proposals(expected, compute, name):
         decoded = sequence.decode(
             NUM_NEW, sampling=SAMPLINGS[name], until="eos", ignore_eos=True, proposal=proposal
         )
-        assert result_of(decoded) == expected[compute, name], kind
+        assert result_bits(decoded) == expected[compute, name], kind
         assert sequence.num_tokens == len(PROMPT) + NUM_NEW
         num_accepted[kind] = decoded.stats.num_accepted
         engine.check_integrity()
@@ -208,8 +211,26 @@ def test_proposal_after_evidence(expected, compute):
             PROMPT[120:], proposal=proposal, max_tokens=NUM_NEW, sampling=SAMPLED, until="eos",
             ignore_eos=True, pass_index=0,
         )  # fmt: skip
-        results.append(result_of(decoded))
+        results.append(result_bits(decoded))
     assert results == [expected[compute, "sampled"]] * 3
+
+
+@pytest.mark.parametrize("compute", COMPUTES)
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_lookup(expected, compute, name):
+    """Guesses from known text: the same output, and some of them right where it is the answer."""
+    engine = open_engine(SPEC, compute=compute)
+    tokens = expected[compute, name][0]
+    num_accepted = []
+    for lookup in (PROMPT, tokens[8:], PROMPT + list(tokens) * 2, [3, 3, 3, 3]):
+        for proposal in ((), tokens[:5] + tokens[9:]):
+            decoded = engine.sequence(PROMPT).decode(
+                NUM_NEW, sampling=SAMPLINGS[name], until="eos", ignore_eos=True, lookup=lookup,
+                proposal=proposal,
+            )  # fmt: skip
+            assert result_bits(decoded) == expected[compute, name]
+            num_accepted.append(decoded.stats.num_accepted)
+    assert max(num_accepted) > 10, "lookup was never of use"
 
 
 def test_sampling_keys_change_the_tokens():
@@ -238,6 +259,40 @@ def test_reference_sampler_gives_the_same_tokens(expected, compute):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
+_OTHER_LEVEL = """
+import sys
+from helpers import TinyLlama, open_engine
+import test_determinism as here
+for compute in here.COMPUTES:
+    results = set()
+    for threads, rows in ((1, 256), (3, 7)):
+        engine = open_engine(here.SPEC, compute=compute, threads=threads, max_batch_tokens=rows)
+        for proposal in ((), here.PROMPT[:20]):
+            tokens, probs = here.run(
+                engine.sequence(here.PROMPT), here.SAMPLED, proposal=proposal)
+            results.add((tokens, probs))
+    assert len(results) == 1, compute
+    print(compute, *next(iter(results))[0])
+"""
+
+
+@pytest.mark.parametrize("level", _C.available_isas())
+def test_every_cpu_level(expected, level):
+    """Each level keeps the guarantee; float32 gives the same tokens on all of them here."""
+    done = subprocess.run(
+        [sys.executable, "-c", _OTHER_LEVEL],
+        env={**os.environ, "FLARECORE_CPU_ISA": level, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    tokens = tuple(int(word) for word in lines["float32"].split())
+    assert tokens == expected["float32", "sampled"][0]
+    assert len(lines["int8"].split()) == NUM_NEW
+
+
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_smollm2_threads_and_chunks(compute):
     """The real sizes: 30 layers, a head of 49,152 rows."""
@@ -249,6 +304,6 @@ def test_smollm2_threads_and_chunks(compute):
         token_ids = engine.tokenizer.encode("Alan Turing was born in London in 1912. " * 4)
         sequence = engine.sequence(token_ids)
         decoded = sequence.decode(8, sampling=SAMPLED, until="eos", ignore_eos=True)
-        results.append(result_of(decoded))
+        results.append(result_bits(decoded))
         engine.close()
     assert results[0] == results[1]

@@ -13,10 +13,10 @@ from flarecore.retrieval.passage import Passage
 from flarecore.templates import PromptTemplate
 
 
-def make(found, previous=None, *, step=1, passage="[{number}]: {text}\n", **options):
+def make(found, previous=None, *, step=1, first=None, passage="[{number}]: {text}\n", **options):
     tokenizer = WordTokenizer()
     maker = EvidenceMaker(tokenizer, PromptTemplate.base(passage=passage), FlareConfig(**options))
-    evidence = maker.make(found, previous, step)
+    evidence = maker.make(found, previous, step, first)
     return evidence, "" if evidence is None else tokenizer.decode(evidence.token_ids), maker
 
 

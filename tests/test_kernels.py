@@ -245,7 +245,8 @@ def test_logit_stats_of_ties_and_infinities(isa):
 
 def test_exp_error(isa):
     """exp through attention: scores 0 and x, values 0 and 1, so that the output is exp(x)."""
-    x = np.concatenate([-np.geomspace(1e-8, 87, 4000), [-87.5, -100, -1e30, 0.0]]).astype(np.float32)
+    x = np.concatenate([-np.geomspace(1e-8, 87, 4000), [-87.5, -100, -1e30, 0.0]])
+    x = x.astype(np.float32)
     q = np.zeros((1, 1, 8), np.float32)
     q[..., 0] = 1
     k = np.zeros((1, 8, 32), np.float32)
@@ -351,7 +352,7 @@ def test_attention_where_every_score_is_minus_infinity(isa):
     out, top, total = case.run(isa, np.array([0], np.int32), np.array([32], np.int32))
     assert top[0, 0] == -np.inf and total[0, 0] == 0 and not out.any()
     out, top, total = case.run(isa, np.array([0], np.int32), np.array([50], np.int32))
-    want, want_top, want_total = case.expected([32], [50], 0, 0)
+    want, _want_top, _want_total = case.expected([32], [50], 0, 0)
     assert np.allclose(out[0, 0] / total[0, 0], want, rtol=1e-5, atol=1e-6)
 
 
@@ -397,7 +398,7 @@ def test_unknown_isa_is_refused_by_name():
 
 
 def test_unavailable_isa_is_refused():
-    with pytest.raises(UnsupportedError, match="avx512.*generic"):
+    with pytest.raises(UnsupportedError, match=r"avx512.*generic"):
         testing.choose_isa("avx512", ["generic"])
     missing = [name for name in ISAS if name not in _C.available_isas()]
     for name in missing:  # empty on a machine that has every level

@@ -1,31 +1,24 @@
 """Operations: one at a time, cancellable, and without a trace when they fail (guarantee 5)."""
 
 import asyncio
-import contextlib
 import gc
 import multiprocessing
 import threading
 import time
 
+import numpy as np
 import pytest
-from helpers import TinyLlama, open_engine, random_ids, smollm2_engine
+from helpers import DECODE, TinyLlama, open_engine, random_ids, result_bits, state
 
 from flarecore.errors import (
     CancelledError,
     ConfigError,
-    ContextOverflowError,
     DeadlineExceeded,
     FlarecoreError,
     SequenceBusyError,
 )
-from flarecore.sampling import SamplingParams
 
 SPEC = TinyLlama(context_length=512)
-DECODE = {
-    "sampling": SamplingParams(temperature=1.0, seed=1),
-    "until": "eos",
-    "ignore_eos": True,
-}
 
 
 @pytest.fixture
@@ -68,16 +61,6 @@ def paused(engine):
         hold = Hold(engine.sequence([1, 2, 3]).decode_async(300, **DECODE))
         if not hold.came_late:
             return hold
-
-
-def bits(decoded):
-    return decoded.token_ids, decoded.probs.tobytes()
-
-
-def state(sequence):
-    """Everything a later operation can see of a sequence."""
-    with contextlib.closing(sequence.fork()) as fork:
-        return sequence.token_ids, bits(fork.decode(6, **DECODE))
 
 
 def test_second_operation_is_refused(engine):
@@ -151,7 +134,7 @@ def test_cancel_after_the_end_changes_nothing(engine):
     operation = sequence.decode_async(5, **DECODE)
     result = operation.result()
     operation.cancel()
-    assert bits(operation.result()) == bits(result)
+    assert result_bits(operation.result()) == result_bits(result)
     assert sequence.num_tokens == 35
 
 
@@ -224,13 +207,13 @@ def test_closing_the_engine_cancels():
 
 def test_an_operation_keeps_its_sequence(engine):
     """Nobody else holds the sequence: the operation runs to its end all the same."""
-    expected = bits(engine.sequence(random_ids(30)).decode(50, **DECODE))
+    expected = result_bits(engine.sequence(random_ids(30)).decode(50, **DECODE))
     sequence = engine.sequence(random_ids(30))
     with paused(engine):
         operation = sequence.decode_async(50, **DECODE)
         del sequence
         gc.collect()
-    assert bits(operation.result()) == expected
+    assert result_bits(operation.result()) == expected
     del operation
     assert engine.stats().num_held_blocks == 0, "and it lets go of it"
 
@@ -242,18 +225,21 @@ def test_await_on_several_loops(engine):
     async def run():
         sequences = [engine.sequence(random_ids(20, seed=i)) for i in range(4)]
         operations = [sequence.decode_async(7, **DECODE) for sequence in sequences]
-        return [bits(result) for result in await asyncio.gather(*operations)]
+        return [result_bits(result) for result in await asyncio.gather(*operations)]
 
-    expected = [bits(engine.sequence(random_ids(20, seed=i)).decode(7, **DECODE)) for i in range(4)]
+    expected = [
+        result_bits(engine.sequence(random_ids(20, seed=i)).decode(7, **DECODE)) for i in range(4)
+    ]
     assert asyncio.run(run()) == expected
     assert asyncio.run(run()) == expected
 
 
 def test_await_of_a_finished_operation_and_twice(engine):
     async def run():
-        operation = engine.sequence(random_ids(20)).decode_async(3, **DECODE)
+        sequence = engine.sequence(random_ids(20))
+        operation = sequence.decode_async(3, **DECODE)
         operation.result()
-        return bits(await operation), bits(await operation)
+        return result_bits(await operation), result_bits(await operation)
 
     first, second = asyncio.run(run())
     assert first == second
@@ -294,195 +280,6 @@ def test_await_raises_the_error_of_the_operation(engine):
         asyncio.run(run(operation))
 
 
-# ---- limits ----
-
-
-def test_context_overflow_changes_nothing(engine):
-    sequence = engine.sequence(random_ids(500))
-    before = state(sequence)
-    with pytest.raises(ContextOverflowError, match=r"512"):
-        sequence.extend(random_ids(13))
-    with pytest.raises(ContextOverflowError):
-        sequence.score(random_ids(13))
-    with pytest.raises(ContextOverflowError):
-        sequence.regenerate(random_ids(13), max_tokens=1)
-    with pytest.raises(ContextOverflowError):
-        engine.sequence(random_ids(513))
-    assert state(sequence) == before
-
-
-def test_decode_ends_at_the_context(engine):
-    sequence = engine.sequence(random_ids(500))
-    decoded = sequence.decode(100, **DECODE)
-    assert decoded.stop_reason == "context_length"
-    assert len(decoded.token_ids) == 12 and sequence.num_tokens == 512
-    with pytest.raises(ContextOverflowError):
-        sequence.decode(1, **DECODE)
-    with pytest.raises(ContextOverflowError):
-        sequence.extend([1])
-    exact = engine.sequence(random_ids(500)).decode(12, **DECODE)
-    assert bits(exact) == bits(decoded)
-    assert exact.stop_reason == "max_tokens"
-
-
-def test_bad_arguments(engine):
-    sequence = engine.sequence(random_ids(10))
-    calls = (
-        lambda: sequence.extend([271]),
-        lambda: sequence.extend([-1]),
-        lambda: sequence.score([271]),
-        lambda: sequence.score([-1]),
-        lambda: sequence.decode(0),
-        lambda: sequence.decode(-5),
-        lambda: sequence.decode(5, until="paragraph"),
-        lambda: sequence.decode(5, stop="word"),
-        lambda: sequence.decode(5, proposal=[271]),
-        lambda: sequence.decode(5, proposal=[-1]),
-        lambda: sequence.decode(5, sampling=SamplingParams(logit_bias={271: 1.0})),
-        lambda: sequence.decode(5, beta=1.5),
-        lambda: sequence.regenerate([271], max_tokens=5),
-        lambda: engine.sequence().decode(5),
-        lambda: engine.sequence().score([1]),
-        lambda: engine.sequence([271]),
-        lambda: sequence.decode(5, unknown_option=1),
-    )
-    for number, call in enumerate(calls):
-        try:
-            call()
-        except ConfigError as error:
-            assert str(error)
-        else:
-            pytest.fail(f"call {number} was accepted")
-    assert sequence.token_ids == random_ids(10)
-
-
-def test_empty_extend_and_score(engine):
-    sequence = engine.sequence(random_ids(10))
-    sequence.extend([])
-    assert sequence.token_ids == random_ids(10)
-    scored = sequence.score([])
-    assert scored.token_ids == () and scored.probs.shape == (0,)
-    assert scored.min_prob == 1.0
-    assert engine.sequence([]).num_tokens == 0
-
-
-def test_score_leaves_the_sequence(engine):
-    sequence = engine.sequence(random_ids(40))
-    before = state(sequence)
-    first = sequence.score(random_ids(33, seed=1), beta=1e-5)
-    second = sequence.score(random_ids(33, seed=1), beta=1e-5)
-    assert first.probs.tobytes() == second.probs.tobytes()
-    assert (first.mask == (first.probs < 1e-5)).all() and 0 < first.mask.sum() < 33
-    assert first.min_prob == first.probs.min()
-    assert state(sequence) == before
-
-
-def test_mask_and_minimum(engine):
-    decoded = engine.sequence(random_ids(40)).decode(60, beta=0.2, **DECODE)
-    assert decoded.probs.dtype == "float32" and len(decoded.probs) == 60
-    assert (decoded.mask == (decoded.probs < 0.2)).all() and 0 < decoded.mask.sum() < 60
-    assert decoded.min_prob == decoded.probs.min()
-    none = engine.sequence(random_ids(40)).decode(60, **DECODE)
-    assert not none.mask.any()
-
-
-def test_statistics_count_what_was_done(engine):
-    sequence = engine.sequence()
-    assert sequence.extend(random_ids(100)).num_prefilled in (99, 100)
-    decoded = sequence.decode(10, **DECODE)
-    assert decoded.stats.num_decoded == 10
-    # Only the last prompt token's row may be left over; nothing is prefilled twice.
-    assert decoded.stats.num_prefilled <= 1
-    assert sequence.extend(random_ids(20, seed=1)).num_prefilled <= 21
-
-
-# ---- the sentence's end ----
-
-
-PROMPT = "<|im_start|>user\nTell me about the city of Paris.<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_sentences_join_to_the_whole():
-    """Decoding sentence by sentence gives the tokens of decoding at once."""
-    engine = smollm2_engine("int8")
-    prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
-    whole = engine.sequence(prompt).decode(160, until="eos")
-    for change in (False, True):
-        sequence = engine.sequence(prompt)
-        tokens, probs, sentences = [], b"", 0
-        while len(tokens) < 60:
-            decoded = sequence.decode(60, until="sentence")
-            if decoded.stop_reason == "eos":
-                break
-            assert decoded.stop_reason == "sentence"
-            tokens += decoded.token_ids
-            probs += decoded.probs.tobytes()
-            sentences += 1
-            assert sequence.token_ids == prompt + tokens, "the looked-ahead token is in the list"
-            if change:  # drops the looked-ahead token
-                sequence.extend([5])
-                sequence.truncate(len(prompt) + len(tokens))
-        assert sentences >= 3
-        assert tuple(tokens) == whole.token_ids[: len(tokens)]
-        assert probs == whole.probs[: len(tokens)].tobytes()
-
-
-def test_looked_ahead_token_is_not_used_for_another_draw():
-    """Other sampling, another pass or a rollback must not get the token of the first decode."""
-    engine = smollm2_engine("int8")
-    prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
-    hot = SamplingParams(temperature=0.7, seed=8)
-    sequence = engine.sequence(prompt)
-    checkpoint = sequence.checkpoint()
-    first = sequence.decode(60, sampling=hot)
-    assert first.stop_reason == "sentence"
-    after = prompt + list(first.token_ids)
-    for options in (
-        {"sampling": hot},
-        {"sampling": hot, "pass_index": 1},
-        {"sampling": SamplingParams(temperature=0.7, seed=9)},
-        {"sampling": SamplingParams()},
-    ):
-        fresh = engine.sequence(after).decode(12, **options)
-        assert bits(sequence.fork().decode(12, **options)) == bits(fresh), options
-    at_end = sequence.checkpoint()
-    second = sequence.decode(60, sampling=hot)
-    sequence.rollback(at_end)
-    assert bits(sequence.decode(60, sampling=hot)) == bits(second)
-    sequence.rollback(checkpoint)
-    assert bits(sequence.decode(60, sampling=hot)) == bits(first)
-
-
-def test_end_of_text_is_not_in_the_sequence():
-    engine = smollm2_engine("int8")
-    prompt = engine.tokenizer.encode(
-        "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\nYes.", parse_special=True
-    )
-    sequence = engine.sequence(prompt)
-    bias = SamplingParams(logit_bias={min(engine.tokenizer.eos_token_ids): 100.0})
-    decoded = sequence.decode(10, sampling=bias)
-    assert decoded.stop_reason == "eos"
-    assert decoded.token_ids == () and decoded.text == "" and decoded.min_prob == 1.0
-    assert sequence.token_ids == prompt
-
-
-def test_stop_strings():
-    engine = smollm2_engine("int8")
-    prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
-    whole = engine.sequence(prompt).decode(60, until="eos").text
-    # A stop string over the border of two tokens, found from the text itself.
-    begin = whole.index(" ", 20) - 2
-    stop = whole[begin : begin + 5]
-    sequence = engine.sequence(prompt)
-    decoded = sequence.decode(60, until="eos", stop=["never in the text", stop])
-    assert decoded.stop_reason == "stop_string"
-    assert decoded.text == whole[: whole.index(stop)]
-    kept = engine.tokenizer.decode_bytes(decoded.token_ids)
-    assert decoded.text_bytes.startswith(kept) or kept.startswith(decoded.text_bytes)
-    assert sequence.token_ids == prompt + list(decoded.token_ids)
-    engine.check_integrity()
-
-
 # ---- fork of the process ----
 
 
@@ -506,3 +303,12 @@ def test_after_fork_the_child_gets_an_error(engine):
     assert child.exitcode == 0
     assert queue.get() in ("ConfigError", "UnsupportedError", "FlarecoreError")
     assert engine.sequence([1, 2, 3]).num_tokens == 3
+
+
+def test_theta_tells_whether_a_confidence_is_below(engine):
+    sequence = engine.sequence(random_ids(20))
+    lowest = sequence.fork().decode(8, **DECODE).min_prob
+    assert sequence.fork().decode(8, **DECODE).triggered is None
+    assert sequence.fork().decode(8, theta=lowest, **DECODE).triggered is False
+    above = float(np.nextafter(np.float32(lowest), np.float32(1)))
+    assert sequence.fork().decode(8, theta=above, **DECODE).triggered is True

@@ -36,7 +36,7 @@ def test_dequantize_equals_the_gguf_package(type_name):
 @pytest.mark.parametrize("type_name", QUANTIZED)
 def test_dequantize_of_extreme_blocks(type_name):
     """Codes all 0 and all 1s, the largest and smallest float16 scales, zeros of both signs."""
-    values, size = block_size(type_name)
+    _values, size = block_size(type_name)
     rng = np.random.default_rng(7)
     scales = np.array([65504, -65504, 6e-8, -6e-8, 0.0, -0.0, 1.0], np.float16)
     for fill in (0, 255, None):
@@ -80,7 +80,8 @@ def test_packing_loses_nothing(type_name, isa, mode):
 def test_packed_size_is_that_of_the_type(type_name):
     """No format widens what it stores; k-quants keep their 6-bit scales in whole bytes."""
     values, size = block_size(type_name)
-    packed = testing.PackedMatrix(type_name, random_tensor(type_name, 16, 4096), 16, 4096, "generic")
+    rows = random_tensor(type_name, 16, 4096)
+    packed = testing.PackedMatrix(type_name, rows, 16, 4096, "generic")
     in_file = 16 * 4096 // values * size
     assert in_file <= packed.size_bytes <= in_file * (1.03 if type_name.endswith("_K") else 1)
 

@@ -1,4 +1,4 @@
-"""SentencePiece token ids against the library, transformers' own conversion and hand-made models."""
+"""SentencePiece token ids against the library, transformers and models made by hand."""
 
 from __future__ import annotations
 

@@ -51,6 +51,27 @@ def test_templates_round_trip_and_refuse_unknown_pieces():
         PromptTemplate.chat(answer="A:")
 
 
+def test_a_template_file_says_where_it_is_wrong(tmp_path):
+    path = tmp_path / "prompt.json"
+    path.write_text('{"kind": "chat", "passage": "{title}: {text}\\n"}', encoding="utf-8")
+    assert PromptTemplate.load(path) == PromptTemplate.chat(passage="{title}: {text}\n")
+    for text, message in (
+            ('{"kind": "chat",}', r"prompt\.json: not JSON: .*line 1 column"),
+            ("[]", r"prompt\.json: template must be an object of pieces"),
+            ('{"kind": "base", "passage": "{txt}"}',
+             r"prompt\.json: PromptTemplate\.passage: unexpected placeholder \{txt\}"),
+            ('{"kind": "base", "question_query": 1}', "question_query must be a string, got int"),
+            ('{"kind": "base", "pasage": ""}', "did you mean 'passage'")):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=message):
+            PromptTemplate.load(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"prompt\.json: not JSON"):
+        PromptTemplate.load(path)
+    with pytest.raises(ConfigError, match=r"missing\.json: No such file"):
+        PromptTemplate.load(tmp_path / "missing.json")
+
+
 def build(prompt, *, chat=True, template=None, **options):
     tokenizer = WordTokenizer(chat=chat)
     builder = PromptBuilder(tokenizer, template)

@@ -43,9 +43,11 @@ class Case:
         self.before = [float64(t) for t in (self.q, self.k, self.v)]
         self.positions, self.rows = positions, rows
         self.table = rng.permutation(24)[:21].reshape(3, 7).astype(np.int32)
-        cache = torch.full((24, 2, num_kv_heads, BLOCK, head_dim), -99.0, device=DEVICE)
+        cache = torch.full((25, 2, num_kv_heads, BLOCK, head_dim), -99.0, device=DEVICE)
         cache = cache.to(cache_dtype or dtype)
-        self.k_cache, self.v_cache = cache[:, 0], cache[:, 1]
+        # The block in front of the cache stands for foreign memory.
+        self.guard = cache[0]
+        self.k_cache, self.v_cache = cache[1:, 0], cache[1:, 1]
         self.cos, self.sin = (device_tensor(t) for t in tables(head_dim))
 
     def run(self, **options):
@@ -62,7 +64,7 @@ class Case:
 def test_rotation_and_store(dtype, interleaved, with_norm):
     # Five tokens: two programs of tokens; block borders; two sequences.
     positions, rows = [0, 31, 32, 199, 77], [2, 0, 0, 1, 2]
-    case = Case(3, 1, 64, positions, rows, dtype)
+    case = Case(3, 2, 64, positions, rows, dtype)
     rng = np.random.default_rng(9)
     norms = rng.standard_normal((2, 64)).astype(np.float32) if with_norm else [None, None]
     options = dict(interleaved=interleaved, eps=1e-5)
@@ -105,6 +107,7 @@ def test_padding_and_positions_out_of_range_write_nothing():
     assert (out[:2] == 7.0).all() and not (out[2:] == 7.0).any()
     stored = float64(case.k_cache)[:, 0, :, 0] != -99.0
     assert stored.sum() == 1 and stored[case.table[2, 0], 8]
+    assert (case.guard == -99.0).all(), "written in front of the cache"
 
 
 def test_float16_cache_saturates():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flarecore.cli.wording import content_words, excerpt, filter_words, printable, used_spans
+from flarecore.wording import content_words, excerpt, filter_words, printable, used_spans
 
 
 @pytest.mark.parametrize(("text", "shown"), [

@@ -1,6 +1,7 @@
 """Where the Triton tests run: on a CUDA device if there is one, in Triton's interpreter otherwise.
 
-Import this before anything that imports triton. The tests' bodies are the same on both.
+The tests' bodies are the same on both. They take triton from here, so that it is imported after the
+choice is made.
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ torch = pytest.importorskip("torch", reason="the Triton kernels take torch tenso
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-pytest.importorskip("triton", reason="the kernels are Triton kernels")
+triton = pytest.importorskip("triton", reason="the kernels are Triton kernels")
+tl = pytest.importorskip("triton.language", reason="the kernels are Triton kernels")
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Triton's own functions show what it was told when it was first imported.
+INTERPRETED = not isinstance(tl.philox, triton.runtime.JITFunction)
+if not INTERPRETED and not torch.cuda.is_available():
+    raise RuntimeError(
+        "triton was imported before TRITON_INTERPRET was set and there is no CUDA device; set "
+        "TRITON_INTERPRET=1 for the whole test run"
+    )
+DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
 def device_tensor(values, dtype=None):

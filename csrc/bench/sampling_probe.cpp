@@ -19,6 +19,7 @@ void collect(const DecodeState& state, float beta, SamplingProbe::Pass* pass) {
     pass->num_masked += sampled.prob < beta;
     pass->min_prob = std::min(pass->min_prob, sampled.prob);
   }
+  pass->num_kept += state.num_kept();
   ++pass->num_sentences;
 }
 

@@ -19,8 +19,9 @@ class SamplingProbe {
     double seconds = 0.0;           // of all tokens
     std::vector<TokenId> tokens;    // sampled
     std::vector<float> probs;       // their confidences; empty for a plain argmax
+    // Of the finished sentences, which are the first num_kept tokens.
     float min_prob = 1.0f;
-    int num_masked = 0, num_sentences = 0;
+    int num_masked = 0, num_sentences = 0, num_kept = 0;
   };
 
   // logits (vocab) is the row that every token is sampled from, after that token's own logit was set

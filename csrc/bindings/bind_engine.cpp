@@ -80,6 +80,7 @@ std::shared_ptr<Operation> submit_decode(const SequenceHandle& handle, std::vect
                                          int max_tokens, const py::dict& sampling,
                                          bool until_sentence, bool ignore_eos,
                                          std::vector<std::string> stop, float beta,
+                                         float stop_below, bool stop_at_punctuation,
                                          uint32_t pass_index, std::vector<TokenId> proposal,
                                          std::vector<TokenId> lookup,
                                          std::optional<double> deadline_ms) {
@@ -95,6 +96,8 @@ std::shared_ptr<Operation> submit_decode(const SequenceHandle& handle, std::vect
   request.decode.ignore_eos = ignore_eos;
   request.decode.stop = std::move(stop);
   request.decode.beta = beta;
+  request.decode.stop_below = stop_below;
+  request.decode.stop_at_punctuation = stop_at_punctuation;
   request.deadline_ms = deadline_ms;
   return submit(handle, std::move(request));
 }
@@ -239,7 +242,8 @@ void bind_sequence(py::module_& m) {
            py::arg("deadline_ms") = py::none())
       .def("decode", &submit_decode, py::arg("token_ids"), py::arg("max_tokens"),
            py::arg("sampling"), py::arg("until_sentence"), py::arg("ignore_eos"), py::arg("stop"),
-           py::arg("beta"), py::arg("pass_index"), py::arg("proposal"), py::arg("lookup"),
+           py::arg("beta"), py::arg("stop_below"), py::arg("stop_at_punctuation"),
+           py::arg("pass_index"), py::arg("proposal"), py::arg("lookup"),
            py::arg("deadline_ms"));
 }
 

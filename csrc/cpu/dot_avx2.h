@@ -8,10 +8,11 @@ namespace flarecore {
 namespace {
 
 constexpr int kDotRows = 4;
+constexpr int kSumRegisters = 4;
 constexpr int kPanelGroups = 32;
 constexpr int kPanelMinRows = 6;
 constexpr int kRowStep = 24;
-constexpr int kPrefetchAhead = 1024;
+constexpr int kPrefetchAhead = 768;
 
 template <WeightFormat F>
 constexpr int kPanelRows = packed_layout(F).bits <= 5 ? 3 : 3;
@@ -19,21 +20,23 @@ constexpr int kPanelRows = packed_layout(F).bits <= 5 ? 3 : 3;
 template <WeightFormat F>
 constexpr int kZeroPoint = packed_layout(F).zero;
 
-inline __m256i load_vector(const uint8_t* p, int j) {
+FLARECORE_INLINE __m256i load_vector(const uint8_t* p, int j) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32 * j));
 }
 
-inline __m256i broadcast_four(const int8_t* q) {
+FLARECORE_INLINE __m256i broadcast_four(const int8_t* q) {
   int32_t four;
   __builtin_memcpy(&four, q, 4);
   return _mm256_set1_epi32(four);
 }
 
-inline __m256i widen(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+FLARECORE_INLINE __m256i widen(__m256i sums) {
+  return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+}
 
 // Vectors j and j + 4 of a group of up to 6 bits: inputs 4 j .. 4 j + 3 and 4 j + 16 .. 4 j + 19.
 template <WeightFormat F>
-inline void load_pair(const uint8_t* p, int j, __m256i* low, __m256i* high) {
+FLARECORE_INLINE void load_pair(const uint8_t* p, int j, __m256i* low, __m256i* high) {
   constexpr int kBits = packed_layout(F).bits;
   const __m256i nibble = _mm256_set1_epi8(15);
   const __m256i both = load_vector(p, j);
@@ -55,7 +58,7 @@ inline void load_pair(const uint8_t* p, int j, __m256i* low, __m256i* high) {
 }
 
 template <WeightFormat F>
-inline void decode_codes(const uint8_t* p, uint8_t* out) {
+FLARECORE_INLINE void decode_codes(const uint8_t* p, uint8_t* out) {
   __m256i* vectors = reinterpret_cast<__m256i*>(out);
   if constexpr (packed_layout(F).bits == 8) {
     unrolled<8>([&](auto j) { _mm256_store_si256(vectors + j, load_vector(p, j)); });
@@ -70,7 +73,7 @@ inline void decode_codes(const uint8_t* p, uint8_t* out) {
 }
 
 // Keeps additions in the order written: reordered ones need more registers than there are.
-inline void keep_order(__m256i* sum) {
+FLARECORE_INLINE void keep_order(__m256i* sum) {
   __m256i value = *sum;
   __asm__("" : "+x"(value));
   *sum = value;
@@ -87,7 +90,7 @@ struct RowSum {
 
   // The n-th vector of this sum, n counted from 0 at compile time; `size` is |w| for 8 bits.
   template <int N>
-  inline __attribute__((always_inline)) void add(__m256i w, __m256i size, __m256i q) {
+  FLARECORE_INLINE void add(__m256i w, __m256i size, __m256i q) {
     const __m256i products = kBits == 8 ? _mm256_maddubs_epi16(size, _mm256_sign_epi8(q, w))
                                         : _mm256_maddubs_epi16(w, q);
     __m256i sum = N % kFitting == 0 ? products : _mm256_add_epi16(narrow, products);
@@ -99,13 +102,13 @@ struct RowSum {
       wide = total;
     }
   }
-  inline Vec as_float() const { return _mm256_cvtepi32_ps(wide); }
+  FLARECORE_INLINE Vec as_float() const { return _mm256_cvtepi32_ps(wide); }
 };
 
 // Integer sums of R rows and two tiles over vectors [Begin, End) of decoded codes.
 template <WeightFormat F, int R, int Begin, int End>
-inline void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x, int g,
-                      Vec (*dot)[2]) {
+FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x,
+                                int g, Vec (*dot)[2]) {
   RowSum<F> sum[R][2];
   unrolled<End - Begin>([&](auto n) {
     constexpr int j = Begin + n;
@@ -125,8 +128,8 @@ inline void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBloc
 
 // Integer sums of R rows over the packed codes of one group; kQ6_K: of its halves.
 template <WeightFormat F, int R>
-inline void dot_group(const uint8_t* codes, const RowBlock<R>& x, int64_t g, Vec* dot,
-                      Vec* dot_second) {
+FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int64_t g, Vec* dot,
+                                Vec* dot_second) {
   constexpr int kBits = packed_layout(F).bits;
   RowSum<F> sum[R], second[R];
   if constexpr (kBits == 8) {
@@ -156,24 +159,6 @@ inline void dot_group(const uint8_t* codes, const RowBlock<R>& x, int64_t g, Vec
     if constexpr (kBits == 6) dot_second[r] = second[r].as_float();
     dot[r] = sum[r].as_float();
   });
-}
-
-template <WeightFormat F, int R>
-inline void dot_tile(const uint8_t* tile, int64_t num_cols, const RowBlock<R>& x, Vec* out) {
-  constexpr int kCodeBytes = packed_layout(F).code_bytes * kLanes;
-  Vec acc[R];
-  unrolled<R>([&](auto r) { acc[r] = set1(0.0f); });
-  for_each_group<F>(tile, num_cols, [&](const uint8_t* codes, const uint8_t* scales,
-                                        const uint8_t* supers, int64_t g) {
-    for (int at = 0; at < kCodeBytes; at += 64) __builtin_prefetch(codes + kPrefetchAhead + at);
-    Vec dot[R], second[R];
-    dot_group<F, R>(codes, x, g, dot, second);
-    const GroupScales s = load_scales<F, kZeroPoint<F>>(scales, supers);
-    unrolled<R>([&](auto r) {
-      acc[r] = add_group<F, kZeroPoint<F>>(acc[r], s, dot[r], second[r], x.row[r][g]);
-    });
-  });
-  unrolled<R>([&](auto r) { out[r] = acc[r]; });
 }
 
 }  // namespace

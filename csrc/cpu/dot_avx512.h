@@ -8,10 +8,11 @@ namespace flarecore {
 namespace {
 
 constexpr int kDotRows = 8;
+constexpr int kSumRegisters = 16;
 constexpr int kPanelGroups = 16;
 constexpr int kPanelMinRows = 9;
 constexpr int kRowStep = 24;
-constexpr int kPrefetchAhead = 2048;
+constexpr int kPrefetchAhead = 1024;
 
 template <WeightFormat F>
 constexpr int kPanelRows = 6;
@@ -22,7 +23,7 @@ constexpr int kZeroPoint = packed_layout(F).bits == 8 ? 128 : packed_layout(F).z
 
 // w[j]: codes of inputs 4 j .. 4 j + 3 for all channels of the tile.
 template <WeightFormat F>
-inline void load_codes(const uint8_t* p, __m512i* w) {
+FLARECORE_INLINE void load_codes(const uint8_t* p, __m512i* w) {
   constexpr int kBits = packed_layout(F).bits;
   const auto vector = [&](int j) { return _mm512_load_si512(p + 64 * j); };
   if constexpr (kBits == 8) {
@@ -61,13 +62,13 @@ inline void load_codes(const uint8_t* p, __m512i* w) {
 }
 
 template <WeightFormat F>
-inline void decode_codes(const uint8_t* p, uint8_t* out) {
+FLARECORE_INLINE void decode_codes(const uint8_t* p, uint8_t* out) {
   __m512i w[8];
   load_codes<F>(p, w);
   unrolled<8>([&](auto j) { _mm512_store_si512(out + 64 * j, w[j]); });
 }
 
-inline __m512i broadcast_four(const int8_t* q) {
+FLARECORE_INLINE __m512i broadcast_four(const int8_t* q) {
   int32_t four;
   __builtin_memcpy(&four, q, 4);
   return _mm512_set1_epi32(four);
@@ -75,8 +76,8 @@ inline __m512i broadcast_four(const int8_t* q) {
 
 // Integer sums of R rows and two tiles over vectors [Begin, End) of decoded codes.
 template <WeightFormat F, int R, int Begin, int End>
-inline void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x, int g,
-                      Vec (*dot)[2]) {
+FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x,
+                                int g, Vec (*dot)[2]) {
   __m512i sum[R][2];
   unrolled<R>([&](auto r) { sum[r][0] = sum[r][1] = _mm512_setzero_si512(); });
   unrolled<End - Begin>([&](auto i) {
@@ -95,30 +96,26 @@ inline void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBloc
   });
 }
 
+// Integer sums of R rows over the packed codes of one group; kQ6_K: of its halves.
 template <WeightFormat F, int R>
-inline void dot_tile(const uint8_t* tile, int64_t num_cols, const RowBlock<R>& x, Vec* out) {
-  constexpr int kCodeLines = packed_layout(F).code_bytes * kLanes / 64;
-  Vec acc[R];
-  unrolled<R>([&](auto r) { acc[r] = set1(0.0f); });
-  for_each_group<F>(tile, num_cols, [&](const uint8_t* codes, const uint8_t* scales,
-                                        const uint8_t* supers, int64_t g) {
-    for (int i = 0; i < kCodeLines; ++i) __builtin_prefetch(codes + kPrefetchAhead + 64 * i);
-    __m512i w[8];
-    load_codes<F>(codes, w);
-    const GroupScales s = load_scales<F, kZeroPoint<F>>(scales, supers);
-    unrolled<R>([&](auto r) {
-      const QuantizedGroup& group = x.row[r][g];
-      __m512i first = _mm512_setzero_si512(), second = first;
-      unrolled<4>([&](auto j) {
-        first = _mm512_dpbusd_epi32(first, w[j], broadcast_four(group.q + 4 * j));
-        second = _mm512_dpbusd_epi32(second, w[j + 4], broadcast_four(group.q + 16 + 4 * j));
-      });
-      const __m512i sum = F == WeightFormat::kQ6_K ? first : _mm512_add_epi32(first, second);
-      acc[r] = add_group<F, kZeroPoint<F>>(acc[r], s, _mm512_cvtepi32_ps(sum),
-                                           _mm512_cvtepi32_ps(second), group);
+FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int64_t g, Vec* dot,
+                                Vec* dot_second) {
+  __m512i w[8];
+  load_codes<F>(codes, w);
+  unrolled<R>([&](auto r) {
+    const int8_t* q = x.row[r][g].q;
+    __m512i first = _mm512_setzero_si512(), second = first;
+    unrolled<4>([&](auto j) {
+      first = _mm512_dpbusd_epi32(first, w[j], broadcast_four(q + 4 * j));
+      second = _mm512_dpbusd_epi32(second, w[j + 4], broadcast_four(q + 16 + 4 * j));
     });
+    if constexpr (F == WeightFormat::kQ6_K) {
+      dot[r] = _mm512_cvtepi32_ps(first);
+      dot_second[r] = _mm512_cvtepi32_ps(second);
+    } else {
+      dot[r] = _mm512_cvtepi32_ps(_mm512_add_epi32(first, second));
+    }
   });
-  unrolled<R>([&](auto r) { out[r] = acc[r]; });
 }
 
 }  // namespace

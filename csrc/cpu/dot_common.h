@@ -6,15 +6,19 @@
 namespace flarecore {
 namespace {
 
-// body(Index<0>{}), ..., body(Index<N - 1>{}): unrolled by the language, so that arrays indexed by it
-// live in registers whatever the optimiser thinks of the loop.
+// For what sits in an inner loop: GCC leaves large functions out of line even if called once, and
+// their vectors then go through memory (13% of a decode step).
+#define FLARECORE_INLINE inline __attribute__((always_inline))
+
+// body(Index<0>{}), ..., body(Index<N - 1>{}): unrolled by the language, so that arrays indexed by
+// it live in registers whatever the optimiser thinks of the loop.
 template <int I>
 struct Index {
   constexpr operator int() const { return I; }  // NOLINT: stands for its value
 };
 
 template <int N, int I = 0, typename Body>
-inline __attribute__((always_inline)) void unrolled(Body&& body) {
+FLARECORE_INLINE void unrolled(Body&& body) {
   if constexpr (I < N) {
     body(Index<I>{});
     unrolled<N, I + 1>(body);
@@ -47,7 +51,7 @@ template <WeightFormat F, int kZero>
 constexpr bool kHasMin = packed_layout(F).has_min || kZero != 0;
 
 template <WeightFormat F, int kZero>
-inline GroupScales load_scales(const uint8_t* scales, const uint8_t* supers) {
+FLARECORE_INLINE GroupScales load_scales(const uint8_t* scales, const uint8_t* supers) {
   constexpr PackedLayout kLayout = packed_layout(F);
   GroupScales s;
   const auto half = [](const uint8_t* p) {
@@ -74,7 +78,7 @@ inline GroupScales load_scales(const uint8_t* scales, const uint8_t* supers) {
 // acc += the group's contribution. `dot` is the integer sum of code * q over the group (kQ6_K: over
 // its first half, `dot_second` over the second), as float.
 template <WeightFormat F, int kZero>
-inline Vec add_group(Vec acc, const GroupScales& s, Vec dot, Vec dot_second,
+FLARECORE_INLINE Vec add_group(Vec acc, const GroupScales& s, Vec dot, Vec dot_second,
                      const QuantizedGroup& x) {
   acc = fma(dot, mul(s.scale, set1(x.scale)), acc);
   if constexpr (F == WeightFormat::kQ6_K) {
@@ -85,22 +89,6 @@ inline Vec add_group(Vec acc, const GroupScales& s, Vec dot, Vec dot_second,
     acc = fma(s.min, set1(x.sum), acc);
   }
   return acc;
-}
-
-// Walks the groups of a tile: calls body(codes, scales, supers, group) in ascending order.
-template <WeightFormat F, typename Body>
-inline void for_each_group(const uint8_t* tile, int64_t num_cols, Body body) {
-  constexpr PackedLayout kLayout = packed_layout(F);
-  constexpr int kGroupsPerSuper = kSuperSize / kGroupSize;
-  const uint8_t* codes = tile;
-  const uint8_t* scales = tile + scales_offset(kLayout, kLanes, num_cols);
-  const uint8_t* supers = tile + supers_offset(kLayout, kLanes, num_cols);
-  const int64_t groups = num_cols / kGroupSize;
-  for (int64_t g = 0; g < groups; ++g) {
-    body(codes, scales, supers + g / kGroupsPerSuper * kLayout.super_bytes * kLanes, g);
-    codes += kLayout.code_bytes * kLanes;
-    scales += kLayout.scale_bytes * kLanes;
-  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@ namespace flarecore {
 namespace {
 
 constexpr int kDotRows = 4;
+constexpr int kSumRegisters = 64;
 constexpr int kPanelGroups = 16;
 constexpr int kPanelMinRows = 5;
 constexpr int kRowStep = 16;
@@ -20,7 +21,7 @@ constexpr int kZeroPoint = packed_layout(F).zero;
 
 // Decoded codes: 8 vectors of 4 inputs x channels, one byte each; kQ8_0 signed.
 template <WeightFormat F>
-inline void decode_codes(const uint8_t* p, uint8_t* out) {
+FLARECORE_INLINE void decode_codes(const uint8_t* p, uint8_t* out) {
   constexpr int kBits = packed_layout(F).bits;
   constexpr int kVectorBytes = 4 * kLanes;
   for (int j = 0; j < 8; ++j) {
@@ -52,29 +53,24 @@ inline Vec dot_codes(const uint8_t* codes, const int8_t* q, int begin, int end) 
 
 // Integer sums of R rows and two tiles over vectors [Begin, End) of decoded codes.
 template <WeightFormat F, int R, int Begin, int End>
-inline void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x, int g,
-                      Vec (*dot)[2]) {
+FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x,
+                                int g, Vec (*dot)[2]) {
   for (int r = 0; r < R; ++r) {
     for (int t = 0; t < 2; ++t) dot[r][t] = dot_codes<F>(codes[t], x.row[r][g].q, Begin, End);
   }
 }
 
+// Integer sums of R rows over the packed codes of one group; kQ6_K: of its halves.
 template <WeightFormat F, int R>
-inline void dot_tile(const uint8_t* tile, int64_t num_cols, const RowBlock<R>& x, Vec* acc) {
-  for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
-  for_each_group<F>(tile, num_cols, [&](const uint8_t* codes, const uint8_t* scales,
-                                        const uint8_t* supers, int64_t g) {
-    uint8_t decoded[kGroupSize * kLanes];
-    decode_codes<F>(codes, decoded);
-    const GroupScales s = load_scales<F, kZeroPoint<F>>(scales, supers);
-    constexpr bool kHalves = F == WeightFormat::kQ6_K;
-    for (int r = 0; r < R; ++r) {
-      const QuantizedGroup& group = x.row[r][g];
-      const Vec dot = dot_codes<F>(decoded, group.q, 0, kHalves ? 4 : 8);
-      const Vec second = kHalves ? dot_codes<F>(decoded, group.q, 4, 8) : set1(0.0f);
-      acc[r] = add_group<F, kZeroPoint<F>>(acc[r], s, dot, second, group);
-    }
-  });
+FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int64_t g, Vec* dot,
+                                Vec* dot_second) {
+  constexpr bool kHalves = F == WeightFormat::kQ6_K;
+  uint8_t decoded[kGroupSize * kLanes];
+  decode_codes<F>(codes, decoded);
+  for (int r = 0; r < R; ++r) {
+    dot[r] = dot_codes<F>(decoded, x.row[r][g].q, 0, kHalves ? 4 : 8);
+    if (kHalves) dot_second[r] = dot_codes<F>(decoded, x.row[r][g].q, 4, 8);
+  }
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
-// CPU kernels: the contracts. Pointers and sizes only; a kernel allocates nothing and throws nothing.
+// CPU kernels: the contracts. Pointers and sizes only; a kernel allocates and throws nothing.
 //
 // Every kernel exists once per ISA level (generic, avx2, avx512), compiled from one source per
-// family with that level's flags; cpu_isa.h picks the level once. Bit-identity (design, guarantee 1):
-// each output row has one fixed order of accumulation per level, whatever rows, tiles or threads go
-// along with it. Scalars are float32 unless said otherwise, matrices row-major.
+// family with that level's flags; cpu_isa.h picks the level once. Bit-identity (design, guarantee
+// 1): each output row has one fixed order of accumulation per level, whatever rows, tiles or
+// threads go along with it. Scalars are float32 unless said otherwise, matrices row-major.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct PackedView {
   WeightFormat format;
   int64_t num_rows;         // output channels, before padding
   int64_t num_cols;         // inputs; a multiple of 32 (256 for k-quants) if quantised
-  int tile;                 // output channels per tile: KernelTable::tile of the level that packed it
+  int tile;                 // output channels per tile: KernelTable::tile of the packing level
   const uint8_t* data;      // 64-byte aligned
   int64_t tile_size_bytes;  // distance between two tiles, a multiple of 64
 };
@@ -103,7 +103,7 @@ struct KernelTable {
   // y += x. (n)
   void (*add)(const float* x, int64_t n, float* y);
 
-  // y[r, c] = sum_k x[r, k] * W[c, k] for the channels of tiles [tile_begin, tile_end), any num_rows
+  // y[r, c] = sum_k x[r, k] * W[c, k] for the channels of tiles [tile_begin, tile_end), num_rows
   // >= 1. x is (num_rows, K) with row stride x_stride, y (num_rows, *) with row stride y_stride;
   // padding channels are not written. For kF32, kF16, kBF16.
   void (*matmul_float)(const PackedView& w, const float* x, int64_t x_stride, int num_rows,

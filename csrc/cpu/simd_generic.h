@@ -101,8 +101,9 @@ inline Vec select(const Mask& m, const Vec& yes, const Vec& no) {
 }
 // p * 2^n where the low bits of `t` hold n (math.inc), by adding n to the exponent.
 inline Vec scale_by_power(const Vec& p, const Vec& t) {
-  return make_vec(
-      [&](int i) { return float_from_bits(bits_from_float(p.v[i]) + (bits_from_float(t.v[i]) << 23)); });
+  return make_vec([&](int i) {
+    return float_from_bits(bits_from_float(p.v[i]) + (bits_from_float(t.v[i]) << 23));
+  });
 }
 
 inline float reduce_add(const Vec& a) {

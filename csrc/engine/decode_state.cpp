@@ -2,18 +2,31 @@
 
 #include <algorithm>
 
+#include "text/query_mask.h"
+
 namespace flarecore {
 namespace {
 
-// Bytes at the end of `text` that begin a UTF-8 character without finishing it.
-size_t incomplete_tail(std::string_view text) {
+bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+// Bytes that the UTF-8 character at the end of `text` still needs.
+size_t missing_bytes(std::string_view text) {
   for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
     const unsigned char c = text[text.size() - back];
     if ((c & 0xC0) == 0x80) continue;
     const size_t length = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : c >= 0xC0 ? 2 : 1;
-    return length > back ? back : 0;
+    return length > back ? length - back : 0;
   }
   return 0;
+}
+
+// Widens [begin, end) to whole characters. False if the last one may go on behind the text.
+bool widen_to_characters(std::string_view text, size_t* begin, size_t* end) {
+  if (*begin == *end) return true;
+  for (int i = 0; i < 3 && *begin > 0 && continues_character(text[*begin]); ++i) --*begin;
+  size_t missing = missing_bytes(text.substr(0, *end));
+  for (; missing > 0 && *end < text.size() && continues_character(text[*end]); --missing) ++*end;
+  return missing == 0 || *end < text.size();
 }
 
 }  // namespace
@@ -25,6 +38,7 @@ const char* stop_reason_name(StopReason reason) {
     case StopReason::kStopString: return "stop_string";
     case StopReason::kMaxTokens: return "max_tokens";
     case StopReason::kContextLength: return "context_length";
+    case StopReason::kLowConfidence: return "low_confidence";
     case StopReason::kNone: break;
   }
   return "none";
@@ -50,6 +64,10 @@ bool DecodeState::accept(const Sampled& sampled) {
   text_.append(bytes);
   text_end_.push_back(text_.size());
 
+  // The boundary first: a stop string behind the end of the sentence is the next decode's.
+  if (options_.until_sentence && sentence_end_ == 0) {
+    sentence_end_ = boundary_.feed(bytes.data(), bytes.size());
+  }
   const size_t sentence_size = sentence_end_ > 0 ? text_end_[sentence_end_ - 1] : text_.size();
   const size_t stop = find_stop_string(old_size < longest_stop_ ? 0 : old_size - longest_stop_);
   if (stop < sentence_size) {
@@ -60,12 +78,13 @@ bool DecodeState::accept(const Sampled& sampled) {
     }
     return finish(StopReason::kStopString, kept, stop);
   }
-  if (options_.until_sentence && sentence_end_ == 0) {
-    sentence_end_ = boundary_.feed(bytes.data(), bytes.size());
-  }
   // A stop string may begin inside the sentence and end in what follows it: wait until that is clear.
   if (sentence_end_ > 0 && !may_become_stop_string(text_end_[sentence_end_ - 1])) {
     return finish_sentence();
+  }
+  judge_low_tokens();
+  if (low_end_ > 0 && is_low_end_settled()) {
+    return finish(StopReason::kLowConfidence, low_end_, text_end_[low_end_ - 1]);
   }
   if (static_cast<int>(tokens_.size()) >= options_.max_tokens) {
     return finish_at_limit(StopReason::kMaxTokens);
@@ -98,7 +117,7 @@ bool DecodeState::finish_at_limit(StopReason reason) {
   if (find_sentence_end_at_stop()) return finish_sentence();
   int kept = static_cast<int>(tokens_.size());
   if (options_.until_sentence) {
-    while (kept > 0 && incomplete_tail(std::string_view(text_).substr(0, text_end_[kept - 1])) > 0) {
+    while (kept > 0 && missing_bytes(std::string_view(text_).substr(0, text_end_[kept - 1])) > 0) {
       --kept;
     }
     if (kept == 0) kept = static_cast<int>(tokens_.size());
@@ -113,6 +132,28 @@ std::vector<Sampled> DecodeState::held() const {
   held.assign(tokens_.begin() + num_kept_, tokens_.end());
   if (saw_end_of_text_) held.push_back(end_of_text_);
   return held;
+}
+
+// Looks for the first low token that may end the decode. A token inside a character is judged, and
+// kept, with the whole of it.
+void DecodeState::judge_low_tokens() {
+  for (; low_end_ == 0 && first_unjudged_ < static_cast<int>(tokens_.size()); ++first_unjudged_) {
+    const int i = first_unjudged_;
+    if (tokens_[i].prob >= options_.stop_below) continue;
+    size_t begin = i == 0 ? 0 : text_end_[i - 1];
+    size_t end = text_end_[i];
+    if (!widen_to_characters(text_, &begin, &end)) return;
+    const std::string_view bytes = std::string_view(text_).substr(begin, end - begin);
+    if (!options_.stop_at_punctuation && is_punctuation_or_space(bytes)) continue;
+    low_end_ = i + 1;
+    while (text_end_[low_end_ - 1] < end) ++low_end_;
+  }
+}
+
+// The low token belongs to the sentence for certain, and to no stop string.
+bool DecodeState::is_low_end_settled() const {
+  if (options_.until_sentence && (sentence_end_ > 0 || boundary_.is_waiting())) return false;
+  return !may_become_stop_string(text_end_[low_end_ - 1]);
 }
 
 size_t DecodeState::find_stop_string(size_t search_begin) const {

@@ -10,7 +10,9 @@
 
 namespace flarecore {
 
-enum class StopReason { kNone, kSentence, kEndOfText, kStopString, kMaxTokens, kContextLength };
+enum class StopReason {
+  kNone, kSentence, kEndOfText, kStopString, kMaxTokens, kContextLength, kLowConfidence
+};
 
 const char* stop_reason_name(StopReason reason);
 
@@ -22,6 +24,10 @@ struct DecodeOptions {
   bool ignore_eos = false;    // end-of-text tokens are decoded like any other
   std::vector<std::string> stop;
   float beta = 0.0f;          // mask bit: confidence < beta
+  // A token with a confidence below it ends the decode (0: none does, above 1: every one). Tokens
+  // of only punctuation or white space and special tokens do not, unless the flag is set.
+  float stop_below = 0.0f;
+  bool stop_at_punctuation = false;
 };
 
 class DecodeState {
@@ -51,6 +57,8 @@ class DecodeState {
   bool finish_at_limit(StopReason reason);
   size_t find_stop_string(size_t search_begin) const;
   bool may_become_stop_string(size_t end) const;
+  void judge_low_tokens();
+  bool is_low_end_settled() const;
 
   const DecodeOptions& options_;
   const Vocabulary& vocabulary_;
@@ -60,6 +68,8 @@ class DecodeState {
   std::string text_;
   size_t longest_stop_ = 0;
   int sentence_end_ = 0;  // tokens of the sentence once its end is known, else 0
+  int first_unjudged_ = 0;  // earlier tokens are not low, or may not end the decode
+  int low_end_ = 0;         // tokens up to the first low one that may, 0 if there is none
   bool saw_end_of_text_ = false;
   Sampled end_of_text_;
   StopReason reason_ = StopReason::kNone;

@@ -192,6 +192,12 @@ void Engine::validate(const Sequence& sequence, const OperationRequest& request)
   check(request.decode.max_tokens >= 1, ErrorKind::kConfig, "max_tokens must be >= 1, got ",
         request.decode.max_tokens);
   request.decode.sampling.validate(vocab);
+  // Written so that NaN is refused.
+  check(request.decode.beta >= 0.0f && request.decode.beta <= 1.0f, ErrorKind::kConfig,
+        "beta must be in [0, 1], got ", request.decode.beta);
+  check(request.decode.stop_below >= 0.0f, ErrorKind::kConfig,
+        "stop_below must be a probability, 0 to stop at no token or above 1 to stop at any, got ",
+        request.decode.stop_below);
   for (const std::string& stop : request.decode.stop) {
     check(!stop.empty(), ErrorKind::kConfig, "an empty stop string would end every decode");
   }

@@ -1,35 +1,16 @@
 #include "model/packed_matrix.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
-
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #include "common/check.h"
 #include "cpu/half.h"
 #include "cpu/packed_layout.h"
+#include "model/weight_memory.h"
 
 namespace flarecore {
 namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
-
-// Large matrices ask for huge pages: streaming one then costs no page walks.
-uint8_t* allocate_weights(size_t size_bytes) {
-  const size_t alignment = size_bytes >= kHugePage ? kHugePage : 64;
-  const size_t rounded = (size_bytes + alignment - 1) / alignment * alignment;
-  void* memory = std::aligned_alloc(alignment, rounded);
-  check(memory != nullptr, ErrorKind::kUnsupported, "no memory for ", rounded,
-        " bytes of packed weights; use a smaller model or free memory");
-#ifdef __linux__
-  if (alignment == kHugePage) madvise(memory, rounded, MADV_HUGEPAGE);
-#endif
-  return static_cast<uint8_t*>(memory);
-}
 
 WeightFormat format_of(GgmlType type, PackMode mode) {
   if (mode == PackMode::kFloat32) return WeightFormat::kF32;
@@ -46,7 +27,8 @@ WeightFormat format_of(GgmlType type, PackMode mode) {
     case GgmlType::kQ8_0: return WeightFormat::kQ8_0;
     case GgmlType::kQ6_K: return WeightFormat::kQ6_K;
   }
-  fail(ErrorKind::kInternal, "tensor type ", static_cast<uint32_t>(type), " has no run-time format");
+  fail(ErrorKind::kInternal, "tensor type ", static_cast<uint32_t>(type),
+       " has no run-time format");
 }
 
 GgmlType type_of(WeightFormat format) {
@@ -222,8 +204,6 @@ void pack_float_tile(const TensorView& source, const PackedView& w, int64_t tile
 
 }  // namespace
 
-void PackedMatrix::Free::operator()(uint8_t* p) const { std::free(p); }
-
 PackedMatrix PackedMatrix::pack(const TensorView& source, PackMode mode, int tile,
                                 ThreadPool* pool) {
   const GgmlTypeInfo& info = ggml_type_info(source.type);
@@ -241,7 +221,7 @@ PackedMatrix PackedMatrix::pack(const TensorView& source, PackMode mode, int til
   w.num_cols = source.num_cols;
   w.tile = tile;
   w.tile_size_bytes = packed_tile_bytes(w.format, tile, source.num_cols);
-  matrix.memory_.reset(allocate_weights(static_cast<size_t>(matrix.size_bytes())));
+  matrix.memory_ = allocate_weights(static_cast<size_t>(matrix.size_bytes()));
   w.data = matrix.memory_.get();
 
   const int num_threads = pool != nullptr ? pool->num_threads() : 1;

@@ -22,7 +22,7 @@ enum class PackMode {
   kQuantized,  // each type keeps its lossless run-time format; F32, F16, BF16 stay what they are
 };
 
-// Owns the packed weights; movable, 64-byte aligned. Packing loses nothing.
+// Owns the packed weights, 64-byte aligned. Copies share them. Packing loses nothing.
 class PackedMatrix {
  public:
   PackedMatrix() = default;
@@ -41,10 +41,7 @@ class PackedMatrix {
   void dequantize_row(int64_t row, float* out) const;
 
  private:
-  struct Free {
-    void operator()(uint8_t* p) const;
-  };
-  std::unique_ptr<uint8_t[], Free> memory_;
+  std::shared_ptr<uint8_t> memory_;
   PackedView view_{WeightFormat::kF32, 0, 0, 1, nullptr, 0};
 };
 

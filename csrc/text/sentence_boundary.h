@@ -49,6 +49,8 @@ class SentenceBoundary {
   int finish();
 
   int num_tokens() const { return num_tokens_; }  // fed since reset(), while undecided
+  // Whether what comes next may still show that the sentence has ended.
+  bool is_waiting() const { return stage_ != Stage::kIdle; }
   // Byte, counted from reset(), behind the finished sentence, not rounded to a token. Meaningful
   // once feed() or finish() has decided.
   int64_t end_byte() const { return end_byte_; }

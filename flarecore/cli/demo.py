@@ -17,12 +17,13 @@ from flarecore.cli.demo_data import (
 )
 from flarecore.cli.numbers import print_numbers, total
 from flarecore.cli.options import add_engine_options, add_flare_options, flare_config
+from flarecore.cli.trace_output import add_trace_option, check_trace_option, save_traces
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from flarecore.flare import Flare
-    from flarecore.trace import FlareStats
+    from flarecore.trace import Trace
 
 __all__ = ["add_parser", "run"]
 
@@ -45,6 +46,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="text put before every query of --question, such as a name or a year")
     parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_FILE")
     parser.add_argument("--json", action="store_true", help="print one event a line as JSON")
+    add_trace_option(parser)
     parser.add_argument("--no-cache", action="store_true",
                         help="build the index anew and do not keep it")
     add_flare_options(parser, only=("theta", "beta", "placement", "k", "max_sentences"))
@@ -61,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from flarecore.retrieval.encoder import SentenceEncoder
 
     config = flare_config(args, **_DEFAULTS)
+    check_trace_option(args)
     questions = [own_question(text, args.scope) for text in args.question or ()] or QUESTIONS
     notes = make_console(stderr=True)
     with StageProgress(notes) as progress:
@@ -72,28 +75,33 @@ def run(args: argparse.Namespace) -> int:
             config = dataclasses.replace(config, template=demo_template())
         flare = Flare(engine, index, config)
         if args.json:
-            _print_events(flare, questions)
+            traces = _print_events(flare, questions)
         else:
-            _show(make_console(sys.stdout), flare, questions, f"{args.model}, {remark}")
+            traces = _show(make_console(sys.stdout), flare, questions, f"{args.model}, {remark}")
+    if args.trace is not None:
+        save_traces(args.trace, traces)
     return 0
 
 
-def _print_events(flare: Flare, questions: Sequence[DemoQuestion]) -> None:
+def _print_events(flare: Flare, questions: Sequence[DemoQuestion]) -> list[Trace]:
+    traces = []
     for question in questions:
         with flare.stream(question.text, scope=question.scope, filter=question.filter) as events:
             for event in events:
                 print(event.to_json(), flush=True)
+        traces.append(events.result.trace)
+    return traces
 
 
 def _show(
     console: Console, flare: Flare, questions: Sequence[DemoQuestion], remark: str
-) -> None:
+) -> list[Trace]:
     """The view of all answers, and the numbers."""
     from flarecore.cli.display import AnswerView, print_legend
 
     theta, beta = flare.config.theta, flare.config.beta
     print_legend(console, theta=theta, beta=beta, remark=remark)
-    stats: list[FlareStats] = []
+    traces: list[Trace] = []
     for question in questions:
         with (
             flare.stream(question.text, scope=question.scope, filter=question.filter) as events,
@@ -101,5 +109,6 @@ def _show(
         ):
             for event in events:
                 view.handle(event)
-        stats.append(events.result.stats)
-    print_numbers(console, total(stats))
+        traces.append(events.result.trace)
+    print_numbers(console, total([trace.stats for trace in traces]))
+    return traces

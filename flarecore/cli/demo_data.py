@@ -35,13 +35,15 @@ class DemoQuestion:
     filter: Mapping[str, Any] = field(default_factory=dict)
 
 
+# Chosen so that the answers hold at every CPU level and in both arithmetics: this small model is
+# unsure of nearly every word, and the last bits of a sum decide between words of equal confidence.
 QUESTIONS = (
-    DemoQuestion("Who was Ilse Marwede?", "Ilse Marwede", {"lang": "en", "topic": "biography"}),
-    DemoQuestion("Tell me about the life and work of Amadou Diabelko.", "Amadou Diabelko",
+    DemoQuestion("Who was Ilse Marwede, and what is she known for?", "Ilse Marwede",
+                 {"lang": "en", "topic": "biography"}),
+    DemoQuestion("Who is Noor Haddarian, and what is she known for?", "Noor Haddarian",
                  {"lang": "en", "topic": "biography"}),
     # The knowledge base holds the rules of 2024 as well: the filter keeps them out.
-    DemoQuestion("Describe the rules for flights in the 2026 travel policy.",
-                 "travel policy 2026 flights",
+    DemoQuestion("What are the rules for flights in 2026?", "travel policy 2026 flights",
                  {"lang": "en", "topic": "travel-policy", "date": {"gte": "2026-01-01"}}),
 )
 
@@ -55,7 +57,8 @@ def demo_template() -> PromptTemplate:
         passage="{text}\n\n",
         prefix_evidence="Use these notes.\n\n{passages}Question: ",
         first_evidence="\n\nUse these notes.\n\n{passages}",
-        boundary_evidence="Use these notes.\n\n{passages}Go on with the next sentence.")
+        boundary_evidence="Use these notes.\n\n{passages}Go on with the next sentence.",
+        stop=("\nQuestion:",))
 
 
 def own_question(text: str, scope: str | None) -> DemoQuestion:

@@ -12,7 +12,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from flarecore.cli.wording import content_words, excerpt, filter_words, printable, used_spans
+from flarecore.cli.reasons import source_note, why_looked_up
 from flarecore.events import (
     DraftFinished,
     DraftStarted,
@@ -23,6 +23,7 @@ from flarecore.events import (
     SentenceAccepted,
 )
 from flarecore.trace import PassageTrace
+from flarecore.wording import content_words, excerpt, filter_words, printable, used_spans
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -72,7 +73,8 @@ def print_legend(console: Console, *, theta: float, beta: float, remark: str) ->
         legend.append("[in brackets]: ")
     legend.append(f"below β = {beta:g}, left out of the query; a sentence with a token below "
                   f"θ = {theta:g} is looked up")
-    console.print(Text(printable(remark), "dim"))
+    if remark:
+        console.print(Text(printable(remark), "dim"))
     console.print(legend)
     console.print()
 
@@ -150,13 +152,13 @@ class AnswerView:
         if not event.is_initial:
             self._show_draft(event.kept)
         self._has_query = True
-        query = printable(event.query)
-        note = "" if event.is_initial or event.query_source == "mask" else (
-            "  (nothing left of the draft: the question)"
-            if event.query_source == "question" else f"  ({event.query_source})")
+        note = "" if event.is_initial else source_note(event.query_source)
         if event.is_initial and event.filter:
             note = f"  where {filter_words(event.filter)}"
-        self._row("query", self._text((query, "cyan"), (note, "dim")))
+        for number, query in enumerate(event.queries):
+            label = "query" if number == 0 else ""
+            self._row(label, self._text((printable(query), "cyan"), (note, "dim")))
+            note = ""
         self._status("searching")
 
     def _show_found(self, event: RetrievalFinished) -> None:
@@ -223,8 +225,7 @@ class AnswerView:
             draft.append(word, shade(self._draft.probs[at]) + ("" if keep else " strike"))
         draft.append("]" if masked else "")
         if self._draft.triggered and not self._is_live:
-            lowest = min(self._draft.probs, default=1.0)
-            draft.append(f"  (lowest confidence {lowest:.2f} < {self._theta:.2f})", "dim")
+            draft.append(f"  ({why_looked_up(self._draft, self._theta)})", "dim")
         self._row("draft", draft)
 
     def _show_passage(self, passage: PassageTrace, words: frozenset[str]) -> None:

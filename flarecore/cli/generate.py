@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flarecore.cli.numbers import print_numbers
@@ -14,14 +13,16 @@ from flarecore.cli.options import (
     flare_config,
     parse_filter,
 )
-from flarecore.cli.wording import printable
-from flarecore.errors import ConfigError
+from flarecore.cli.trace_output import add_trace_option, check_trace_option, save_traces
+from flarecore.errors import ConfigError, FlarecoreError
+from flarecore.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from flarecore.config import FlareConfig
     from flarecore.flare import AnswerStream, Flare
+    from flarecore.result import FlareResult
 
 __all__ = ["add_parser", "run"]
 
@@ -41,8 +42,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="text put before every query, such as a product or a year")
     parser.add_argument("--filter", metavar="JSON",
                         help="metadata conditions of every search, such as '{\"lang\": \"en\"}'")
-    parser.add_argument("--trace", metavar="FILE",
-                        help="write what happened, sentence by sentence, as JSON")
+    add_trace_option(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one event a line as JSON")
     how.add_argument("--watch", action="store_true",
@@ -59,17 +59,38 @@ def run(args: argparse.Namespace) -> int:
     from flarecore.flare import Flare
 
     config = _config(args)
+    check_trace_option(args)
     question = _question(args.question)
     filter = parse_filter(args.filter)
     notes = make_console(stderr=True)
     index = None if args.index is None else _load_index(args, notes)
     with open_engine(args, notes) as engine:
         flare = Flare(engine, index, config)
-        with flare.stream(question, scope=args.scope, filter=filter) as events:
-            _print(args, flare, events, question)
-        if args.trace is not None:
-            Path(args.trace).write_text(events.result.trace.to_json(indent=1), encoding="utf-8")
+        try:
+            with flare.stream(question, scope=args.scope, filter=filter) as events:
+                _print(args, flare, events, question)
+            result = events.result
+            _tell_unsupported(result, notes)
+        except FlarecoreError as error:
+            # What led to the error is worth the most.
+            if args.trace is not None and error.partial is not None:
+                save_traces(args.trace, [error.partial.trace])
+            raise
+    if args.trace is not None:
+        save_traces(args.trace, [result.trace])
     return 0
+
+
+def _tell_unsupported(result: FlareResult, notes: Console) -> None:
+    """Says so where the answer rests on nothing that was found."""
+    unsupported = sum(s.unsupported_because == "no_evidence" for s in result.sentences)
+    first = result.trace.initial_retrieval
+    found_first = first is not None and any(p.num_tokens > 0 for p in first.passages)
+    if unsupported:
+        notes.print(f"no usable passage was found for {unsupported} of {len(result.sentences)} "
+                    "sentences: they are the model's own", style="yellow")
+    elif first is not None and not found_first:
+        notes.print("no usable passage was found for the question", style="yellow")
 
 
 def _config(args: argparse.Namespace) -> FlareConfig:
@@ -77,7 +98,7 @@ def _config(args: argparse.Namespace) -> FlareConfig:
         raise ConfigError("--index INDEX is needed, or --no-retrieval to answer without one")
     if args.index is not None and args.no_retrieval:
         raise ConfigError("--index and --no-retrieval exclude each other")
-    changes = {"trigger": "never", "initial_retrieval": False} if args.no_retrieval else {}
+    changes = {"gate": "never"} if args.no_retrieval else {}
     return flare_config(args, **changes)
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from flarecore import __version__
-from flarecore.cli import demo, doctor, generate, index
+from flarecore.cli import bench, demo, doctor, generate, index, trace
 from flarecore.errors import (
     ConfigError,
     ContextOverflowError,
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Answers that look things up while they are written (FLARE), on the CPU.")
     parser.add_argument("--version", action="version", version=f"flarecore {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (demo, generate, index, doctor):
+    for module in (demo, generate, index, trace, bench, doctor):
         module.add_parser(commands, common)
     return parser
 
@@ -71,6 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code. Nothing is raised but ``SystemExit`` (0 or 2) from ``--help``, ``--version``
         and wrong arguments.
     """
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        print("\nflarecore: stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _drop_stdout()
+        return EXIT_BROKEN_PIPE
+
+
+def _run(argv: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show θ or Chinese gets "?" instead of a failure.
         if isinstance(stream, io.TextIOWrapper):
@@ -81,12 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        print("\nflarecore: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _drop_stdout()
-        return EXIT_BROKEN_PIPE
+        raise
     except Exception as error:
         if debug:
             raise

@@ -33,6 +33,7 @@ def rows(stats: FlareStats) -> list[tuple[str, str, str]]:
         ("draft tokens proposed", f"{stats.num_accepted:,} of {stats.num_proposed:,} right",
          "checked while prefilling"),
         ("time drafting", _time(stats.draft_ms), ""),
+        ("time writing queries", _time(stats.query_ms), f"{stats.num_asked} by the model"),
         ("time searching", _time(stats.retrieve_ms), "query embedding and search"),
         ("time regenerating", _time(stats.regenerate_ms), "evidence prefill included"),
         ("time, the rest", _time(stats.other_ms), ""),

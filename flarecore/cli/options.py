@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
+from flarecore.presets import DATASETS
+from flarecore.rules import DraftRule
 from flarecore.sampling import SamplingParams
+from flarecore.templates import PromptTemplate
 
 __all__ = ["add_engine_options", "add_flare_options", "flare_config", "parse_filter"]
 
@@ -19,10 +23,18 @@ _SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
 
 # (field of FlareConfig, how argparse reads it, help)
 _LOOP: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("gate", {"choices": ("never", "always")},
+     "never: retrieve nothing; always: search with the question first, whatever else is set"),
     ("theta", _FLOAT, "θ: a sentence with a token whose confidence is below it is looked up"),
     ("beta", _FLOAT, "β: tokens with a confidence below it are left out of the query"),
-    ("trigger", {"choices": ("min", "always", "never")}, "when to look up: min tests with θ"),
-    ("query", {"choices": ("mask", "sentence")}, "the draft without its tokens below β, or whole"),
+    ("trigger", {"choices": ("min", "mean", "token", "span", "always", "never")},
+     "what is below θ: any token, the mean, the first token (the draft stops there), or a span"),
+    ("min_span_chars", _INT, "characters that a span below θ has at least"),
+    ("theta_inclusive", _SWITCH, "look up at a confidence equal to θ, too (the authors' code)"),
+    ("trigger_punctuation", _SWITCH, "punctuation and white space count, too"),
+    ("query", {"choices": ("mask", "question", "sentence", "keywords")},
+     "the draft without its tokens below β, questions or keywords by the model, or the draft"),
+    ("span_gap", _INT, "tokens below β fewer than so many places apart are one question"),
     ("mask_unit", {"choices": ("auto", "word", "token")}, "what a low token takes out with it"),
     ("k", _INT, "passages per search"),
     ("min_score", _FLOAT, "leave out passages with a lower score"),
@@ -30,11 +42,14 @@ _LOOP: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("max_evidence_tokens", _INT, "tokens of all passages together"),
     ("placement", {"choices": ("prefix", "boundary")},
      "where evidence stands: before the question (the paper) or after the answer so far"),
+    ("evidence_policy", {"choices": ("replace", "keep_first", "sticky")},
+     "passages of a sentence: of its search only, the question's as well, or of all searches"),
     ("draft_context", {"choices": ("none", "last_evidence")},
      "what drafts see: no passages (the paper) or those of the last search (the authors' code)"),
     ("initial_retrieval", _SWITCH, "search with the question before the first sentence"),
     ("no_evidence", {"choices": ("accept_draft", "omit", "stop")}, "what to do if none is found"),
     ("max_retrievals", _INT, "searches of one answer"),
+    ("max_retrievals_per_sentence", _INT, "searches of one sentence"),
     ("cooldown_sentences", _INT, "sentences without a search after one with a search"),
     ("max_sentences", _INT, "sentences of the answer"),
     ("max_new_tokens", _INT, "tokens of the answer"),
@@ -52,10 +67,17 @@ _SAMPLING: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("repetition_penalty", _FLOAT, "1 is off"),
     ("seed", _INT, "of the random numbers"),
 )
+_RULES = (
+    ("must", "must_retrieve", "look up a sentence with {}, however sure the model is"),
+    ("never", "never_retrieve", "do not look up a sentence with {}, however unsure the model is"),
+)
 _PRESETS: dict[str, Callable[..., FlareConfig]] = {
     "default": FlareConfig,
     "paper": FlareConfig.paper,
     "authors_code": FlareConfig.authors_code,
+    **{f"paper_{name}": functools.partial(FlareConfig.paper, name) for name in DATASETS},
+    **{f"authors_code_{name}": functools.partial(FlareConfig.authors_code, name)
+       for name in DATASETS},
 }
 
 
@@ -87,11 +109,20 @@ def add_flare_options(parser: argparse.ArgumentParser, only: tuple[str, ...] | N
     group = parser.add_argument_group("the FLARE loop (symbols as in arXiv 2305.06983)")
     if only is None:
         group.add_argument(
-            "--preset", choices=sorted(_PRESETS), default="default",
+            "--preset", choices=sorted(_PRESETS), default="default", metavar="NAME",
             help="where the other options start from: paper and authors_code are FLARE-direct as "
-                 "published and as released (default: default)")
+                 f"published and as released; one of {', '.join(sorted(_PRESETS))} (default: "
+                 "default)")
     _add(group, _LOOP, FlareConfig(), only)
     if only is None:
+        for name, _, text in _RULES:
+            group.add_argument(f"--{name}-term", action="append", metavar="TEXT",
+                               help=text.format("these words") + "; may be repeated")
+            group.add_argument(f"--{name}-pattern", action="append", metavar="REGEX",
+                               help=text.format("a match of it") + "; may be repeated")
+        group.add_argument("--template", metavar="FILE",
+                           help="pieces of the prompt, a JSON object such as "
+                                "'{\"kind\": \"base\", \"passage\": \"{title}: {text}\\n\"}'")
         _add(parser.add_argument_group("sampling"), _SAMPLING, SamplingParams(), None)
 
 
@@ -122,6 +153,13 @@ def flare_config(args: argparse.Namespace, **changes: Any) -> FlareConfig:
         given["sampling"] = SamplingParams(**sampling)
     if "stop" in given:
         given["stop"] = tuple(given["stop"])
+    for name, option, _ in _RULES:
+        terms = getattr(args, f"{name}_term", None) or ()
+        patterns = getattr(args, f"{name}_pattern", None) or ()
+        if terms or patterns:
+            given[option] = DraftRule(terms=tuple(terms), patterns=tuple(patterns))
+    if getattr(args, "template", None) is not None:
+        given["template"] = PromptTemplate.load(args.template)
     return _PRESETS[getattr(args, "preset", "default")](**changes | given)
 
 

@@ -10,7 +10,9 @@ from flarecore.config import FlareConfig
 from flarecore.loop.evidence import EvidenceMaker
 from flarecore.loop.interfaces import EngineLike
 from flarecore.loop.joint import Joint
+from flarecore.loop.pieces import PieceEncoder
 from flarecore.loop.prompt import Prompt
+from flarecore.templates import PromptTemplate
 
 __all__ = ["AnswerSetup"]
 
@@ -27,6 +29,10 @@ class AnswerSetup:
         Options.
     prompt : Prompt
         The request's prompt.
+    template : PromptTemplate
+        The template it was built with.
+    pieces : PieceEncoder
+        Encodes pieces of the template.
     maker : EvidenceMaker
         Renders passages for this prompt.
     joint : Joint
@@ -42,6 +48,8 @@ class AnswerSetup:
     engine: EngineLike
     config: FlareConfig
     prompt: Prompt
+    template: PromptTemplate
+    pieces: PieceEncoder
     maker: EvidenceMaker
     joint: Joint
     scope: str | None

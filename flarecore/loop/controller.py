@@ -15,10 +15,14 @@ from flarecore.events import (
 )
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.answer_text import AnswerText
+from flarecore.loop.asking import Asker
 from flarecore.loop.decoding import DecodePass
 from flarecore.loop.effects import Steps
+from flarecore.loop.lineage import Lineages
 from flarecore.loop.prompt import Placed
+from flarecore.loop.query import QueryMaker
 from flarecore.loop.recorder import Pass, Recorder, SentenceStep
+from flarecore.loop.revision import Revision
 from flarecore.loop.searching import Searches
 from flarecore.loop.timing import Deadline
 from flarecore.result import FlareResult
@@ -47,8 +51,13 @@ class AnswerLoop:
             question=setup.prompt.question_text, scope=setup.scope,
             prompt_token_ids=setup.prompt.token_ids, clock=setup.clock)
         deadline = Deadline(setup.config.deadline_ms, setup.clock)
-        self._decode = DecodePass(setup, self._record, deadline)
-        self._searches = Searches(setup, self._record, deadline)
+        self._lineages = Lineages(setup.engine)
+        self._decode = DecodePass(setup, self._record, deadline, self._lineages)
+        queries = QueryMaker(
+            setup.engine.tokenizer, setup.config, setup.prompt.question_text, setup.scope,
+            Asker(setup, self._record, deadline, self._lineages))
+        self._searches = Searches(setup, self._record, deadline, queries)
+        self._revision = Revision(setup, self._record, self._decode, self._searches)
         self._answer: list[int] = []
         self._num_new = 0
         self._index = 0
@@ -76,11 +85,13 @@ class AnswerLoop:
             error.partial = self._result("error")
             raise
         finally:
-            self._decode.close()
+            self._lineages.close()
 
     def _write(self) -> Steps[str]:
         """Writes sentences until there is a reason to stop."""
-        if self._config.initial_retrieval and self._config.max_retrievals != 0:
+        gate = self._record.gate = self._gate()
+        wanted = self._config.initial_retrieval if gate is None else gate == "always"
+        if wanted and self._config.max_retrievals != 0:
             reason = yield from self._retrieve_initially()
             if reason is not None:
                 return reason
@@ -89,10 +100,24 @@ class AnswerLoop:
             if reason is not None:
                 return reason
 
+    def _gate(self) -> str | None:
+        """What the gate says about the question."""
+        gate, question = self._config.gate, self._setup.prompt.question_text
+        if callable(gate):
+            gate = gate(question)
+        if gate not in ("never", "always", None):
+            raise ConfigError(
+                f"gate: the callable must return 'never', 'always' or None, got {gate!r}")
+        if gate == "always" and question is None:
+            raise ConfigError(
+                "gate 'always' searches with the question, which token ids do not tell: pass "
+                "question=...")
+        return gate
+
     def _retrieve_initially(self) -> Steps[str | None]:
         """Step 0: the question's passages are in view of the first draft."""
         self._placed = yield from self._searches.initial()
-        if self._placed is None and self._no_evidence(None) == "stop":
+        if self._placed is None and self._revision.no_evidence(None) == "stop":
             return "no_evidence"
         return None
 
@@ -110,63 +135,26 @@ class AnswerLoop:
             self._placed = view.placed
         passage_ids = view.placed.evidence.passage_ids if view.placed else ()
         yield from self._record.emit(DraftStarted(self._index, len(self._answer), passage_ids))
-        draft = yield from self._decode.draft(view, self._index, self._text.text)
-        self._record.count(num_drafts=1, num_triggers=int(draft.trace.triggered or False))
+        is_open = self._record.gate != "never"
+        # Where nothing may be searched any more, a draft that stopped would only be written on.
+        may_stop = is_open and self._searches.budget_used_up(self._index, 0) is None
+        draft = yield from self._decode.draft(
+            view, self._index, self._text.text, is_tested=is_open, may_stop=may_stop)
+        trace = draft.trace
+        self._record.count(num_drafts=1, num_triggers=int(trace.triggered or False))
         step = self._step = SentenceStep(
             self._index, draft, draft, self._searches.searched_before(self._index))
-        trace = draft.trace
         yield from self._record.emit(DraftFinished(
             self._index, trace.text, trace.token_ids, trace.tokens, trace.probs, trace.low,
-            bool(trace.triggered), trace.stop_reason, trace.time_ms))
-        verdict = (yield from self._revise(step)) if trace.triggered else "accept"
+            bool(trace.triggered), trace.rule, trace.stop_reason, trace.time_ms))
+        verdict = "accept"
+        if trace.triggered:
+            verdict, self._placed = yield from self._revision.run(
+                step, self._placed, self._answer, self._text.text, cap)
+        if step.current.is_cut and verdict != "stop":
+            step.current = step.completion = yield from self._decode.complete(
+                step, self._text.text)
         return (yield from self._end_sentence(step, verdict))
-
-    def _revise(self, step: SentenceStep) -> Steps[str]:
-        """Retrieves and regenerates until the sentence is good or a budget is used up.
-
-        Returns ``accept``, ``omit`` or ``stop``; ``step.current`` is the sentence then.
-        """
-        while True:
-            step.unsupported_because = self._searches.budget_used_up(step)
-            if step.unsupported_because is not None:
-                return "accept"
-            placed = yield from self._searches.evidence_for(
-                step, self._placed, self._answer)
-            if placed is None:
-                return self._judge_unsupported(step)
-            cap = min(self._config.max_draft_tokens, self._config.max_new_tokens - self._num_new)
-            view = self._decode.fit(placed, self._answer, cap)
-            if view.placed is None:
-                # No room for any passage: the same as none found.
-                step.unsupported_because = "no_evidence"
-                return self._judge_unsupported(step)
-            self._placed = view.placed
-            step.current = yield from self._decode.regenerate(
-                view, step, self._index, self._text.text)
-            step.regenerations.append(step.current)
-            self._record.count(num_regenerations=1)
-            if not step.current.trace.triggered:
-                return "accept"
-
-    def _judge_unsupported(self, step: SentenceStep) -> str:
-        """What to do with a sentence that triggered and has no evidence."""
-        reason = step.unsupported_because
-        nothing_to_ask = reason == "empty_query" and self._config.empty_query == "question"
-        if reason == "no_evidence" or nothing_to_ask:
-            return self._no_evidence(step.current)
-        return "accept"
-
-    def _no_evidence(self, current: Pass | None) -> str:
-        """The no-evidence policy's verdict: ``accept``, ``omit`` or ``stop``."""
-        policy = self._config.no_evidence
-        if callable(policy):
-            policy = policy(None if current is None else current.candidate)
-        verdicts = {"accept_draft": "accept", "omit": "omit", "stop": "stop"}
-        if not isinstance(policy, str) or policy not in verdicts:
-            raise ConfigError(
-                "no_evidence: the callable must return 'accept_draft', 'omit' or 'stop', got "
-                f"{policy!r}")
-        return verdicts[policy]
 
     def _end_sentence(self, step: SentenceStep, verdict: str) -> Steps[str | None]:
         """Accepts the sentence or leaves it out; returns the reason to end the answer, if any."""
@@ -182,7 +170,7 @@ class AnswerLoop:
             reason, token_ids = "stop_string", self._before(token_ids, stop_at)
         self._answer += token_ids
         self._num_new += len(current.candidate.token_ids)
-        outcome = "draft" if current is step.draft else "regenerated"
+        outcome = "regenerated" if step.is_regenerated else "draft"
         if verdict == "omit":
             outcome = "omitted"
         elif not token_ids and not text:
@@ -235,7 +223,7 @@ class AnswerLoop:
         """The sentence's ids and bytes as they continue the answer."""
         current = step.current
         token_ids, data = current.candidate.token_ids, current.text_bytes
-        after_evidence = current is not step.draft and self._config.placement == "boundary"
+        after_evidence = step.is_regenerated and self._config.placement == "boundary"
         if not after_evidence or not self._answer:
             return token_ids, data
         return self._setup.joint.attach(step.draft.text_bytes, token_ids, data)
@@ -256,7 +244,7 @@ class AnswerLoop:
 
     def _finish(self, reason: str) -> Steps[FlareResult]:
         """Frees the cache, releases the last text, and tells that the answer is complete."""
-        self._decode.close()
+        self._lineages.close()
         remainder = self._text.flush()
         if remainder:
             event = SentenceAccepted(self._index, remainder, (), "remainder", None, ())

@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from flarecore.errors import ContextOverflowError
+from flarecore.errors import ConfigError, ContextOverflowError
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.answer_text import token_pieces
 from flarecore.loop.candidate import Candidate
 from flarecore.loop.effects import RunOperation, Steps
 from flarecore.loop.interfaces import DecodedLike
 from flarecore.loop.lineage import Lineages
-from flarecore.loop.prompt import Placed
+from flarecore.loop.prompt import Placed, View
 from flarecore.loop.recorder import Pass, Recorder, SentenceStep, operation_counts
 from flarecore.loop.timing import Deadline
-from flarecore.loop.trigger import low_tokens, triggers
+from flarecore.loop.trigger import judge, low_tokens, stop_below
 from flarecore.trace import PassTrace
 
-__all__ = ["DecodePass", "View"]
-
-
-@dataclass(frozen=True)
-class View:
-    """The context of a pass.
-
-    Parameters
-    ----------
-    placed : Placed or None
-        Evidence in view.
-    token_ids : list of int
-        The context.
-    max_tokens : int
-        Most tokens to generate; below 1 if there is no room.
-    """
-
-    placed: Placed | None
-    token_ids: list[int]
-    max_tokens: int
+__all__ = ["DecodePass"]
 
 
 class DecodePass:
@@ -54,14 +34,18 @@ class DecodePass:
         Is told what every pass cost.
     deadline : Deadline
         Is looked at before every pass, and handed to the engine.
+    lineages : Lineages
+        The answer's cached contexts.
     """
 
-    def __init__(self, setup: AnswerSetup, record: Recorder, deadline: Deadline) -> None:
+    def __init__(
+        self, setup: AnswerSetup, record: Recorder, deadline: Deadline, lineages: Lineages
+    ) -> None:
         self._setup = setup
         self._config = setup.config
         self._record = record
         self._deadline = deadline
-        self._lineages = Lineages(setup.engine)
+        self._lineages = lineages
         # With drafts that see evidence there is one context at a time, and so one lineage.
         self._one_lineage = setup.config.draft_context == "last_evidence"
         # An evidence lineage is worth keeping only where the evidence stands before the answer;
@@ -91,15 +75,15 @@ class DecodePass:
             fewer = self._setup.maker.without_oldest(placed.evidence)
             placed = None if fewer is None else Placed(fewer, placed.boundary)
 
-    def draft(self, view: View, index: int, answer_text: str) -> Steps[Pass]:
-        """Writes a sentence that is tested."""
-        return (yield from self._run(
-            view, phase="draft", pass_index=0, proposal=(), lookup=(), is_tested=True, index=index,
-            answer_text=answer_text))
-
-    def regenerate(
-        self, view: View, step: SentenceStep, index: int, answer_text: str
+    def draft(
+        self, view: View, index: int, answer_text: str, *, is_tested: bool, may_stop: bool
     ) -> Steps[Pass]:
+        """Writes a sentence; `may_stop` lets it stop at a low token."""
+        return (yield from self._run(
+            view, phase="draft", pass_index=0, is_tested=is_tested, may_stop=may_stop,
+            index=index, answer_text=answer_text))
+
+    def regenerate(self, view: View, step: SentenceStep, answer_text: str) -> Steps[Pass]:
         """Writes the step's sentence again; tested only if it could be written once more."""
         proposal: tuple[int, ...] = ()
         lookup: tuple[int, ...] = ()
@@ -113,16 +97,25 @@ class DecodePass:
         is_tested = len(step.retrievals) < self._config.max_retrievals_per_sentence
         return (yield from self._run(
             view, phase="regenerate", pass_index=len(step.regenerations) + 1,
-            proposal=proposal[:view.max_tokens], lookup=lookup, is_tested=is_tested, index=index,
-            answer_text=answer_text))
+            proposal=proposal[:view.max_tokens], lookup=lookup, is_tested=is_tested,
+            may_stop=is_tested, index=step.index, answer_text=answer_text))
 
-    def close(self) -> None:
-        """Closes all sequences; may be repeated."""
-        self._lineages.close()
+    def complete(self, step: SentenceStep, answer_text: str) -> Steps[Pass]:
+        """The step's sentence, which stopped at a low token, written to its end.
+
+        The same pass without the stop, so that it begins with the same tokens: they are a proposal
+        that is always right.
+        """
+        current = step.current
+        proposal = current.candidate.token_ids if self._config.speculative else ()
+        return (yield from self._run(
+            current.view, phase="regenerate" if step.is_regenerated else "draft",
+            pass_index=current.trace.pass_index, proposal=proposal[:current.view.max_tokens],
+            is_tested=False, may_stop=False, index=step.index, answer_text=answer_text))
 
     def _run(
-        self, view: View, *, phase: str, pass_index: int, proposal: tuple[int, ...],
-        lookup: tuple[int, ...], is_tested: bool, index: int, answer_text: str,
+        self, view: View, *, phase: str, pass_index: int, is_tested: bool, may_stop: bool,
+        index: int, answer_text: str, proposal: tuple[int, ...] = (), lookup: tuple[int, ...] = (),
     ) -> Steps[Pass]:
         config = self._config
         options: dict[str, Any] = {
@@ -131,6 +124,9 @@ class DecodePass:
             "pass_index": pass_index, "deadline_ms": self._deadline.remaining_ms()}
         if proposal or lookup:
             options |= {"proposal": proposal, "lookup": lookup}
+        threshold = stop_below(config) if may_stop else None
+        if threshold is not None:
+            options |= {"stop_below": threshold, "stop_at_punctuation": config.trigger_punctuation}
         on_evidence = view.placed is not None and not self._one_lineage
         self._record.clock.enter(phase)
         try:
@@ -143,26 +139,34 @@ class DecodePass:
         finally:
             time_ms = self._record.clock.enter("other")
         candidate = self._candidate(decoded, index, answer_text)
-        low = low_tokens(candidate, config)
+        judged = judge(candidate, config, is_draft=pass_index == 0) if is_tested else None
+        low = low_tokens(candidate, config) if judged is None else judged.low
         trace = PassTrace(
             text=candidate.text, token_ids=candidate.token_ids,
             tokens=token_pieces(candidate.token_bytes), probs=tuple(candidate.probs.tolist()),
             low=tuple(low.tolist()),
-            triggered=triggers(candidate, config, low) if is_tested else None,
+            triggered=None if judged is None else judged.triggered,
+            rule=None if judged is None else judged.rule,
             stop_reason=candidate.stop_reason, pass_index=pass_index,
             passage_ids=view.placed.evidence.passage_ids if view.placed else (), time_ms=time_ms,
             **operation_counts(decoded.stats, len(view.token_ids)))
         self._record.count_pass(trace)
-        return Pass(candidate, decoded.text_bytes, trace)
+        return Pass(view, candidate, decoded.text_bytes, trace)
 
     def _candidate(self, decoded: DecodedLike, index: int, answer_text: str) -> Candidate:
         tokenizer = self._setup.engine.tokenizer
         special = tokenizer.special_token_ids
         token_ids = tuple(int(i) for i in decoded.token_ids)
+        probs = np.asarray(decoded.probs, dtype=np.float32)
+        # A logarithm taken for a probability would trigger always, a shifted list anywhere.
+        if probs.shape != (len(token_ids),) or not ((probs >= 0.0) & (probs <= 1.001)).all():
+            raise ConfigError(
+                f"the engine must give a probability in [0, 1] for each of the {len(token_ids)} "
+                f"tokens, got {probs.tolist()!r:.80}")
         return Candidate(
             text=decoded.text_bytes.decode("utf-8", "replace"), token_ids=token_ids,
             token_bytes=tuple(tokenizer.token_bytes(i) for i in token_ids),
             is_special=tuple(i in special for i in token_ids),
-            probs=np.asarray(decoded.probs, dtype=np.float32), stop_reason=decoded.stop_reason,
+            probs=probs, stop_reason=decoded.stop_reason,
             sentence_index=index, question=self._setup.prompt.question_text,
             scope=self._setup.scope, answer_text=answer_text)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from flarecore.errors import DeadlineExceeded, RetrievalError
 from flarecore.events import Event
-from flarecore.loop.effects import EmitEvent, RunOperation, RunSearch, Steps
+from flarecore.loop.effects import EmitEvent, RunOperation, RunOperations, RunSearch, Steps
 from flarecore.loop.interfaces import OperationLike
 from flarecore.retrieval.passage import Passage, Retriever
 
@@ -56,34 +56,48 @@ def drive(
                 yield effect.event
                 continue
             try:
-                reply.value = _run(effect) if isinstance(effect, RunOperation) \
-                    else _search(retriever, effect)
+                reply.value = _search(retriever, effect) if isinstance(effect, RunSearch) \
+                    else _run(effect)
             except Exception as error:
                 reply.error = error
     finally:
         steps.close()
 
 
-def _run(effect: RunOperation) -> Any:
-    operation = effect.start()
+def _run(effect: RunOperation | RunOperations) -> Any:
+    operations: list[OperationLike[Any]] = []
     try:
-        return operation.result()
+        _start(effect, operations)
+        results = [operation.result() for operation in operations]
     finally:
-        # Ctrl-C while waiting: the operation must end before its sequence can be closed.
-        _settle(operation)
+        # Ctrl-C while waiting: an operation must end before its sequence can be closed.
+        _settle(operations)
+    return results if isinstance(effect, RunOperations) else results[0]
 
 
-def _settle(operation: OperationLike[Any]) -> None:
+def _start(
+    effect: RunOperation | RunOperations, operations: list[OperationLike[Any]]
+) -> None:
+    """Starts everything; what was started is in `operations` also when a later one is refused."""
+    for start in effect.starts if isinstance(effect, RunOperations) else (effect.start,):
+        operations.append(start())
+
+
+def _settle(operations: list[OperationLike[Any]]) -> None:
     interrupt: KeyboardInterrupt | None = None
-    while not operation.done():
-        operation.cancel()
-        try:
-            operation.result()
-        except KeyboardInterrupt as error:
-            interrupt = error
-        except Exception:
-            # Its outcome no longer matters; the loop checks whether it has ended.
-            continue
+    for operation in operations:
+        if not operation.done():
+            operation.cancel()
+    for operation in operations:
+        while not operation.done():
+            try:
+                operation.result()
+            except KeyboardInterrupt as error:
+                interrupt = error
+                operation.cancel()
+            except Exception:
+                # Its outcome no longer matters; the loop checks whether it has ended.
+                continue
     if interrupt is not None:
         raise interrupt
 
@@ -122,27 +136,30 @@ async def drive_async(
                 continue
             try:
                 reply.value = await (
-                    _run_async(effect) if isinstance(effect, RunOperation)
-                    else _search_async(retriever, effect))
+                    _search_async(retriever, effect) if isinstance(effect, RunSearch)
+                    else _run_async(effect))
             except Exception as error:
                 reply.error = error
     finally:
         steps.close()
 
 
-async def _run_async(effect: RunOperation) -> Any:
-    operation = effect.start()
+async def _run_async(effect: RunOperation | RunOperations) -> Any:
+    operations: list[OperationLike[Any]] = []
     try:
-        return await operation
+        _start(effect, operations)
+        results = [await operation for operation in operations]
     finally:
-        await _settle_async(operation)
+        await _settle_async(operations)
+    return results if isinstance(effect, RunOperations) else results[0]
 
 
-async def _settle_async(operation: OperationLike[Any]) -> None:
+async def _settle_async(operations: list[OperationLike[Any]]) -> None:
     cancelled: asyncio.CancelledError | None = None
-    if not operation.done():
-        operation.cancel()
-    while not operation.done():
+    for operation in operations:
+        if not operation.done():
+            operation.cancel()
+    while not all(operation.done() for operation in operations):
         try:
             await asyncio.sleep(0.001)
         except asyncio.CancelledError as error:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from flarecore.events import Event
 from flarecore.loop.interfaces import OperationLike
 
-__all__ = ["Effect", "EmitEvent", "RunOperation", "RunSearch", "Steps"]
+__all__ = ["Effect", "EmitEvent", "RunOperation", "RunOperations", "RunSearch", "Steps"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,17 @@ class RunOperation:
     """Start an operation of the engine and wait for it; the answer is its result."""
 
     start: Callable[[], OperationLike[Any]]
+
+
+@dataclass(frozen=True)
+class RunOperations:
+    """Start operations on several sequences at once; the answer is the list of their results.
+
+    The engine merges their steps. If one fails, the others are cancelled and its error is thrown
+    in.
+    """
+
+    starts: tuple[Callable[[], OperationLike[Any]], ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class EmitEvent:
     event: Event
 
 
-Effect = RunOperation | RunSearch | EmitEvent
+Effect = RunOperation | RunOperations | RunSearch | EmitEvent
 
 T = TypeVar("T")
 Steps = Generator[Effect, Any, T]

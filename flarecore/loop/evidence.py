@@ -25,9 +25,13 @@ class EvidenceItem:
     text : str
         Its text, cut to the budgets.
     rank : int
-        Place in the search it came from, 0 is best.
+        Place in the last search that found it, 0 is best.
+    found_step : int
+        That search: its number within the answer.
     since_step : int
         The retrieval of the answer from which on it has been in use without a break.
+    is_pinned : bool
+        One of the question's passages that stay (policy ``keep_first``).
     token_ids : tuple of int
         The rendered passage.
     """
@@ -35,13 +39,15 @@ class EvidenceItem:
     passage: Passage
     text: str
     rank: int
+    found_step: int
     since_step: int
+    is_pinned: bool = False
     token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The passages of one retrieval in the order they are shown; never empty."""
+    """The passages of a sentence in the order they are shown; never empty."""
 
     items: tuple[EvidenceItem, ...]
 
@@ -75,7 +81,7 @@ class EvidenceMaker:
     template : PromptTemplate
         How a passage is rendered.
     config : FlareConfig
-        ``min_score``, ``max_passage_tokens``, ``max_evidence_tokens``.
+        ``evidence_policy``, ``min_score``, ``max_passage_tokens``, ``max_evidence_tokens``.
     """
 
     def __init__(
@@ -86,13 +92,14 @@ class EvidenceMaker:
         self._config = config
 
     def make(
-        self, passages: Sequence[Passage], previous: Evidence | None, step: int
+        self, passages: Sequence[Passage], previous: Evidence | None, step: int,
+        first: Evidence | None = None,
     ) -> Evidence | None:
-        """The usable passages, or None if there is none.
+        """The usable passages and those that stay, or None if the search gave no usable one.
 
         Passages below ``min_score``, without text, or with the id or the text of a better one are
         dropped. Those that were in use before come first, in the order they had, so that the
-        cached prefix holds. What does not fit is cut from the passage with the worst rank.
+        cached prefix holds. What does not fit is cut, see ``FlareConfig.evidence_policy``.
 
         Parameters
         ----------
@@ -102,29 +109,63 @@ class EvidenceMaker:
             What the retrieval before gave.
         step : int
             Number of this retrieval within the answer.
+        first : Evidence or None
+            What the initial retrieval gave.
         """
+        usable = self._usable(passages)
+        if not usable:
+            return None
+        staying = self._staying(previous, first)
+        by_id = {item.passage.id: n for n, item in enumerate(staying)}
+        texts = {_words(item.passage.text) for item in staying}
         before = {} if previous is None else {
             item.passage.id: (place, item.since_step) for place, item in enumerate(previous.items)}
-        items = [
-            EvidenceItem(passage, text, rank, before.get(passage.id, (0, step))[1])
-            for rank, (passage, text) in enumerate(self._usable(passages)) if text]
-        items.sort(key=lambda i: before.get(i.passage.id, (len(before) + i.rank, 0))[0])
-        return self._render(items)
+        new: list[EvidenceItem] = []
+        for rank, (passage, text) in enumerate(usable):
+            since = before.get(passage.id, (0, step))[1]
+            place = by_id.get(passage.id)
+            if place is not None:
+                old = staying[place]
+                same = old.passage.text == passage.text
+                staying[place] = dataclasses.replace(
+                    old, passage=passage, text=old.text if same else text, rank=rank,
+                    found_step=step)
+            elif text and _words(passage.text) not in texts:
+                new.append(EvidenceItem(passage, text, rank, step, since))
+        new.sort(key=lambda i: before.get(i.passage.id, (len(before) + i.rank, 0))[0])
+        return self._render([*staying, *new])
 
     def without_oldest(self, evidence: Evidence) -> Evidence | None:
-        """The same evidence without the passage that has been in use longest.
+        """The same evidence without the passage that was found, and then used, longest ago.
 
-        Among equally old ones the one with the worst rank goes. None if it was the only one.
+        Among equally old ones the one with the worst rank goes; pinned ones go last. None if it
+        was the only one.
         """
-        oldest = min(evidence.items, key=lambda i: (i.since_step, -i.rank))
+        oldest = min(evidence.items, key=lambda i: (
+            i.is_pinned, i.found_step, i.since_step, -i.rank))
         return self._render([i for i in evidence.items if i is not oldest])
+
+    def _staying(
+        self, previous: Evidence | None, first: Evidence | None
+    ) -> list[EvidenceItem]:
+        """The passages that stay in use whatever a search gives."""
+        policy = self._config.evidence_policy
+        if policy == "keep_first" and first is not None:
+            return [dataclasses.replace(item, is_pinned=True) for item in first.items]
+        return list(previous.items) if policy == "sticky" and previous is not None else []
+
+    def _worst(self, items: Sequence[EvidenceItem]) -> int:
+        """The place of the passage that is cut first."""
+        by_age = self._config.evidence_policy == "sticky"
+        return max(range(len(items)), key=lambda n: (
+            -items[n].found_step if by_age else 0, items[n].rank, not items[n].is_pinned, n))
 
     def _usable(self, passages: Sequence[Passage]) -> list[tuple[Passage, str]]:
         usable: list[tuple[Passage, str]] = []
         seen_ids: set[str] = set()
         seen_texts: set[str] = set()
         for passage in passages:
-            words = " ".join(passage.text.split())
+            words = _words(passage.text)
             if self._config.min_score is not None and passage.score < self._config.min_score:
                 continue
             if not words or passage.id in seen_ids or words in seen_texts:
@@ -144,7 +185,7 @@ class EvidenceMaker:
             evidence = Evidence(tuple(items))
             if evidence.num_tokens <= limit:
                 return evidence
-            worst = max(range(len(items)), key=lambda n: items[n].rank)
+            worst = self._worst(items)
             num_text = len(self._tokenizer.encode(items[worst].text))
             text = self._cut(items[worst].text, num_text - (evidence.num_tokens - limit))
             shorter = [dataclasses.replace(items[worst], text=text)] if text else []
@@ -171,3 +212,8 @@ class EvidenceMaker:
             if start and len(self._tokenizer.encode(start)) <= max_tokens:
                 return start
         return ""
+
+
+def _words(text: str) -> str:
+    """What makes two passages the same text."""
+    return " ".join(text.split())

@@ -82,7 +82,8 @@ class DecodedLike(Protocol):
 
     @property
     def stop_reason(self) -> str:
-        """``sentence``, ``eos``, ``stop_string``, ``max_tokens`` or ``context_length``."""
+        """``sentence``, ``eos``, ``stop_string``, ``max_tokens``, ``context_length`` or, if
+        `stop_below` ended it, ``low_confidence``."""
         ...
 
     @property
@@ -132,6 +133,8 @@ class SequenceLike(Protocol):
         until: str = ...,
         stop: Sequence[str] = ...,
         beta: float | None = ...,
+        stop_below: float | None = ...,
+        stop_at_punctuation: bool = ...,
         pass_index: int = ...,
         proposal: Sequence[int] = ...,
         lookup: Sequence[int] = ...,
@@ -151,6 +154,8 @@ class SequenceLike(Protocol):
         until: str = ...,
         stop: Sequence[str] = ...,
         beta: float | None = ...,
+        stop_below: float | None = ...,
+        stop_at_punctuation: bool = ...,
         pass_index: int = ...,
         deadline_ms: float | None = ...,
     ) -> OperationLike[DecodedLike]:

@@ -102,6 +102,12 @@ class Lineages:
             self._open[name] = own = Lineage(self._engine.sequence())
         return own
 
+    def branch(self, ids: Sequence[int]) -> Lineage:
+        """A lineage for one use, forked off the one that holds most of `ids`; close it."""
+        best = max(
+            self._open.values(), key=lambda line: line.num_shared(ids), default=None)
+        return Lineage(self._engine.sequence()) if best is None else best.fork()
+
     def release(self, name: str) -> None:
         """Closes the lineage of that name, if it is open."""
         line = self._open.pop(name, None)

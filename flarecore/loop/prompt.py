@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from flarecore.errors import ConfigError
 from flarecore.loop.evidence import Evidence
 
-__all__ = ["Block", "Placed", "Prompt", "PromptInput"]
+__all__ = ["Block", "Placed", "Prompt", "PromptInput", "View"]
 
 PromptInput = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A question, chat messages, or token ids."""
@@ -28,14 +28,14 @@ PromptInput = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 @dataclass(frozen=True)
 class Block:
-    """Ids around the passages of an evidence block."""
+    """Ids around the passages of an evidence block, or around a message."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens besides the passages."""
+        """Tokens besides what stands between."""
         return len(self.before) + len(self.after)
 
 
@@ -56,6 +56,25 @@ class Placed:
 
 
 @dataclass(frozen=True)
+class View:
+    """The context of a pass.
+
+    Parameters
+    ----------
+    placed : Placed or None
+        Evidence in view.
+    token_ids : list of int
+        The context.
+    max_tokens : int
+        Most tokens to generate; below 1 if there is no room.
+    """
+
+    placed: Placed | None
+    token_ids: list[int]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A prompt, ready to be laid out with and without evidence.
 
@@ -69,9 +88,9 @@ class Prompt:
         What stands around the passages in the three layouts with evidence.
     question_text : str or None
         What the user asked, for queries.
-    reopens_turn : bool
-        Whether `boundary_block` ends with the start of a new turn, so that a sentence after it
-        begins without the white space that joins it to the answer.
+    turn : Block or None
+        Chat: what closes the answer's turn and opens a message of the user, and what ends that and
+        opens the next answer. `boundary_block` includes it.
     stop : tuple of str
         The template's stop strings.
     """
@@ -84,8 +103,16 @@ class Prompt:
     first_block: Block
     boundary_block: Block
     question_text: str | None
-    reopens_turn: bool
+    turn: Block | None
     stop: tuple[str, ...]
+
+    @property
+    def reopens_turn(self) -> bool:
+        """Whether a sentence after `boundary_block` begins a turn.
+
+        It then begins without the white space that joins it to the answer.
+        """
+        return self.turn is not None
 
     def layout(self, placement: str, placed: Placed | None, answer: Sequence[int]) -> list[int]:
         """Context ids for the next sentence.

@@ -8,14 +8,12 @@ from typing import Any
 
 from flarecore.errors import ConfigError
 from flarecore.loop.interfaces import TokenizerLike
+from flarecore.loop.pieces import PieceEncoder, Segment, fill
 from flarecore.loop.prompt import Block, Prompt, PromptInput
 from flarecore.templates import PromptTemplate, split_piece
 from flarecore.validation import check_int
 
 __all__ = ["PromptBuilder", "check_text"]
-
-# A run of text of a prompt and whether special-token text counts in it.
-Segment = tuple[str, bool]
 
 
 class PromptBuilder:
@@ -45,9 +43,7 @@ class PromptBuilder:
         self._template = template or (
             PromptTemplate.chat() if has_chat else PromptTemplate.base())
         self._ids_template = template or PromptTemplate.base(stop=())
-        self._special_texts = [
-            tokenizer.token_bytes(i).decode("utf-8", "replace")
-            for i in sorted(tokenizer.special_token_ids)]
+        self._pieces = PieceEncoder(tokenizer)
 
     def build(
         self, prompt: PromptInput, *, question: str | None = None,
@@ -93,20 +89,20 @@ class PromptBuilder:
     def _from_question(self, text: str, question: str) -> Prompt:
         template = self._template
         if template.kind == "chat":
-            content = _fill(template.question, question=text)
+            content = fill(template.question, question=text)
             messages = [{"role": "system", "content": template.head}] if template.head else []
             return self._from_messages(
                 [*messages, {"role": "user", "content": content}], question)
         head = tuple(self._tokenizer.encode(
             template.head, add_bos=self._tokenizer.adds_bos, parse_special=True))
-        asked = self._piece(template.question, question=text)
-        opening = self._encode([(template.answer, True)])
+        asked = self._pieces.filled(template.question, question=text)
+        opening = self._pieces.encode([(template.answer, True)])
         return Prompt(
             token_ids=head + asked + opening, head=head, question=asked, opening=opening,
             prefix_block=self._block(template.prefix_evidence),
             first_block=self._block(template.first_evidence),
             boundary_block=self._block(template.boundary_evidence),
-            question_text=question, reopens_turn=False, stop=template.stop)
+            question_text=question, turn=None, stop=template.stop)
 
     def _from_messages(self, messages: list[dict[str, str]], question: str) -> Prompt:
         template = self._template
@@ -116,30 +112,29 @@ class PromptBuilder:
                 "pass the question as text or the prompt as token ids")
         segments = self._chat_segments(messages)
         *head_segments, asked_segment, opening_segment = segments
-        head, asked = self._encode(head_segments), self._encode([asked_segment])
-        opening = self._encode([opening_segment])
+        head, asked = self._pieces.encode(head_segments), self._pieces.encode([asked_segment])
+        opening = self._pieces.encode([opening_segment])
         # Encoded whole, as the model knows its chats; the runs are equal to it but for odd white
         # space around a message.
         whole = self._tokenizer.encode_chat(messages, add_generation_prompt=True)
+        turn = self._turn(messages)
         return Prompt(
             token_ids=tuple(whole), head=head, question=asked, opening=opening,
             prefix_block=self._block(template.prefix_evidence),
             first_block=self._block(template.first_evidence),
-            boundary_block=self._evidence_turn(template.boundary_evidence, messages),
-            question_text=question, reopens_turn=True, stop=template.stop)
+            boundary_block=self._block(template.boundary_evidence, turn),
+            question_text=question, turn=turn, stop=template.stop)
 
     def _from_ids(self, ids: tuple[int, ...], num_head: int, question: str | None) -> Prompt:
         template = self._ids_template
-        chat = template.kind == "chat"
-        piece = template.boundary_evidence
-        boundary = self._evidence_turn(piece, [{"role": "user", "content": "-"}]) if chat \
-            else self._block(piece)
+        turn = self._turn([{"role": "user", "content": "-"}]) if template.kind == "chat" else None
+        boundary = self._block(template.boundary_evidence, turn)
         return Prompt(
             token_ids=ids, head=ids[:num_head], question=ids[num_head:], opening=(),
             prefix_block=self._block(template.prefix_evidence),
             # Where the answer's opening begins is not known, so evidence comes after it.
             first_block=boundary, boundary_block=boundary,
-            question_text=question, reopens_turn=chat, stop=template.stop)
+            question_text=question, turn=turn, stop=template.stop)
 
     def _chat_segments(self, messages: list[dict[str, str]]) -> list[Segment]:
         """The rendered chat, cut at the last message and at messages with special-token text."""
@@ -147,7 +142,7 @@ class PromptBuilder:
         marked = [dict(m) for m in messages]
         plain: list[str] = []
         for position, message in enumerate(messages):
-            if position == len(messages) - 1 or self._has_special(message["content"]):
+            if position == len(messages) - 1 or self._pieces.has_special(message["content"]):
                 marked[position]["content"] = f"{marker}{len(plain)}{marker}"
                 plain.append(message["content"])
         rest = self._tokenizer.render_chat(marked, add_generation_prompt=True)
@@ -157,49 +152,24 @@ class PromptBuilder:
             segments += [(literal, True), (content, False)]
         return [*segments, (rest, True)]
 
-    def _evidence_turn(self, piece: str, messages: list[dict[str, str]]) -> Block:
-        """Closes the assistant's turn, gives the evidence in a turn, opens the next answer."""
+    def _turn(self, messages: list[dict[str, str]]) -> Block:
+        """What closes the assistant's turn and opens the user's, and the other way round."""
         marker = _marker(messages)
-        answer, evidence = f"{marker}a{marker}", f"{marker}e{marker}"
+        answer, given = f"{marker}a{marker}", f"{marker}e{marker}"
         rendered = self._tokenizer.render_chat(
             [*messages, {"role": "assistant", "content": answer},
-             {"role": "user", "content": evidence}], add_generation_prompt=True)
+             {"role": "user", "content": given}], add_generation_prompt=True)
         _, rest = _split_once(rendered, answer)
-        close, reopen = _split_once(rest, evidence)
-        inner = self._block(piece)
-        return Block(self._encode([(close, True)]) + inner.before,
-                     inner.after + self._encode([(reopen, True)]))
+        close, reopen = _split_once(rest, given)
+        return Block(self._pieces.encode([(close, True)]), self._pieces.encode([(reopen, True)]))
 
-    def _block(self, piece: str) -> Block:
-        """An evidence piece, encoded before and after its ``{passages}``."""
+    def _block(self, piece: str, turn: Block | None = None) -> Block:
+        """An evidence piece, encoded before and after its ``{passages}``, in a turn of its own."""
         (before, _), *rest = split_piece(piece)
         after = "".join(literal for literal, _ in rest)
-        return Block(self._encode([(before, True)]), self._encode([(after, True)]))
-
-    def _piece(self, piece: str, **values: str) -> tuple[int, ...]:
-        """A filled piece: encoded whole unless it spells special tokens itself."""
-        if not self._has_special(piece):
-            return self._encode([(_fill(piece, **values), False)])
-        segments: list[Segment] = []
-        for literal, name in split_piece(piece):
-            segments.append((literal, True))
-            if name is not None:
-                segments.append((values[name], False))
-        return self._encode(segments)
-
-    def _encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
-        return tuple(
-            token_id for text, special in segments if text
-            for token_id in self._tokenizer.encode(text, parse_special=special))
-
-    def _has_special(self, text: str) -> bool:
-        return any(special in text for special in self._special_texts)
-
-
-def _fill(piece: str, **values: str) -> str:
-    return "".join(
-        literal + (values[name] if name is not None else "")
-        for literal, name in split_piece(piece))
+        inner = Block(self._pieces.encode([(before, True)]), self._pieces.encode([(after, True)]))
+        return inner if turn is None else Block(
+            turn.before + inner.before, inner.after + turn.after)
 
 
 def _marker(messages: Sequence[Mapping[str, str]]) -> str:

@@ -6,19 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flarecore.codec import json_value
 from flarecore.events import Event, SentenceAccepted
 from flarecore.loop.candidate import Candidate
 from flarecore.loop.effects import EmitEvent, Steps
-from flarecore.loop.evidence import Evidence
 from flarecore.loop.interfaces import OperationStatsLike
-from flarecore.loop.query import Query
+from flarecore.loop.prompt import View
 from flarecore.loop.timing import PhaseClock
 from flarecore.result import FlareResult
-from flarecore.retrieval.passage import Passage
 from flarecore.trace import (
+    AskTrace,
     FlareStats,
-    PassageTrace,
     PassTrace,
     RetrievalTrace,
     SentenceTrace,
@@ -26,13 +23,14 @@ from flarecore.trace import (
     add_counts,
 )
 
-__all__ = ["Pass", "Recorder", "SentenceStep", "retrieval_trace"]
+__all__ = ["Pass", "Recorder", "SentenceStep", "operation_counts"]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A finished pass of the decoder: the sentence, its exact bytes, its trace."""
+    """A finished pass of the decoder: its context, the sentence, its exact bytes, its trace."""
 
+    view: View
     candidate: Candidate
     text_bytes: bytes
     trace: PassTrace
@@ -41,6 +39,11 @@ class Pass:
     def is_empty(self) -> bool:
         """Whether nothing was generated."""
         return not self.candidate.token_ids and not self.text_bytes
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it stopped inside the sentence, at a low token."""
+        return self.candidate.stop_reason == "low_confidence"
 
 
 @dataclass
@@ -54,7 +57,7 @@ class SentenceStep:
     draft : Pass
         The draft.
     current : Pass
-        The draft or the last regeneration.
+        The draft or the last regeneration, or one of them written to its end.
     searched : dict of str to bool
         Queries of this gap, and whether they gave something usable.
     """
@@ -65,7 +68,15 @@ class SentenceStep:
     searched: dict[str, bool]
     retrievals: list[RetrievalTrace] = field(default_factory=list)
     regenerations: list[Pass] = field(default_factory=list)
+    asked: list[AskTrace] = field(default_factory=list)
+    query_ms: float = 0.0
+    completion: Pass | None = None
     unsupported_because: str | None = None
+
+    @property
+    def is_regenerated(self) -> bool:
+        """Whether the sentence was written again with evidence."""
+        return bool(self.regenerations)
 
     def trace(
         self, outcome: str, stop_reason: str, token_ids: tuple[int, ...] = (), text: str = ""
@@ -73,7 +84,9 @@ class SentenceStep:
         """The sentence's trace, once its outcome is known."""
         return SentenceTrace(
             index=self.index, draft=self.draft.trace, retrievals=tuple(self.retrievals),
-            regenerations=tuple(p.trace for p in self.regenerations), outcome=outcome,
+            regenerations=tuple(p.trace for p in self.regenerations), asked=tuple(self.asked),
+            query_ms=self.query_ms,
+            completion=None if self.completion is None else self.completion.trace, outcome=outcome,
             unsupported_because=self.unsupported_because, token_ids=token_ids, text=text,
             stop_reason=stop_reason)
 
@@ -97,6 +110,7 @@ class Recorder:
             "model": model, "config": config, "question": question, "scope": scope,
             "prompt_token_ids": prompt_token_ids}
         self.clock = PhaseClock(clock)
+        self.gate: str | None = None
         self.initial_retrieval: RetrievalTrace | None = None
         self.sentences: list[SentenceTrace] = []
         self.accepted: list[SentenceAccepted] = []
@@ -126,7 +140,7 @@ class Recorder:
     def result(self, text: str, token_ids: tuple[int, ...], stop_reason: str) -> FlareResult:
         """The answer with its trace."""
         trace = Trace(
-            **self._fixed, initial_retrieval=self.initial_retrieval,
+            **self._fixed, gate=self.gate, initial_retrieval=self.initial_retrieval,
             sentences=tuple(self.sentences), text=text, stop_reason=stop_reason,
             stats=self.stats())
         return FlareResult(text, tuple(self.accepted), token_ids, stop_reason, trace)
@@ -143,17 +157,3 @@ def operation_counts(stats: OperationStatsLike, num_context: int) -> dict[str, i
         "num_proposed": stats.num_proposed,
         "num_accepted": stats.num_accepted,
     }
-
-
-def retrieval_trace(
-    query: Query, filter: Mapping[str, Any] | None, passages: list[Passage],
-    evidence: Evidence | None, time_ms: float,
-) -> RetrievalTrace:
-    """The trace of a search and of what of it is used."""
-    return RetrievalTrace(
-        query=query.text, query_source=query.source, kept=query.kept, filter=json_value(filter),
-        passages=tuple(
-            PassageTrace(p.id, p.title, p.text, float(p.score),
-                         0 if evidence is None else evidence.num_tokens_of(p))
-            for p in passages),
-        num_evidence_tokens=0 if evidence is None else evidence.num_tokens, time_ms=time_ms)

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from flarecore.codec import json_value
 from flarecore.events import RetrievalFinished, RetrievalStarted
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.effects import RunSearch, Steps
+from flarecore.loop.evidence import Evidence
 from flarecore.loop.prompt import Placed
 from flarecore.loop.query import Query, QueryMaker
-from flarecore.loop.recorder import Recorder, SentenceStep, retrieval_trace
+from flarecore.loop.recorder import Recorder, SentenceStep
 from flarecore.loop.timing import Deadline
-from flarecore.retrieval.passage import check_results
+from flarecore.retrieval.passage import Passage, check_results
+from flarecore.trace import PassageTrace, RetrievalTrace
 
-__all__ = ["Searches"]
+__all__ = ["Found", "Searches", "interleaved"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Evidence for a sentence.
+
+    Parameters
+    ----------
+    placed : Placed
+        The passages.
+    is_unchanged : bool
+        The sentence was written with exactly these.
+    """
+
+    placed: Placed
+    is_unchanged: bool
 
 
 class Searches:
@@ -28,18 +49,22 @@ class Searches:
         Is told of every search.
     deadline : Deadline
         Is looked at before every search.
+    queries : QueryMaker
+        Makes the queries.
     """
 
-    def __init__(self, setup: AnswerSetup, record: Recorder, deadline: Deadline) -> None:
+    def __init__(
+        self, setup: AnswerSetup, record: Recorder, deadline: Deadline, queries: QueryMaker
+    ) -> None:
         self._setup = setup
         self._config = setup.config
         self._record = record
         self._deadline = deadline
-        self._queries = QueryMaker(
-            setup.engine.tokenizer, setup.config, setup.prompt.question_text, setup.scope)
+        self._queries = queries
         self._num_searches = 0
         self._last_index: int | None = None
         self._initial: dict[str, bool] = {}
+        self._first: Evidence | None = None
 
     def searched_before(self, sentence_index: int) -> dict[str, bool]:
         """Queries that were asked at a sentence's gap before its draft, and their success."""
@@ -50,68 +75,113 @@ class Searches:
         query = self._queries.from_question()
         if query is None:
             return None
-        placed = yield from self._search(query, None, None, 0)
-        self._initial[query.text] = placed is not None
-        return placed
+        found = yield from self._search(query, None, None, 0)
+        self._initial = dict.fromkeys(query.texts, found is not None)
+        if found is None:
+            return None
+        self._first = found.placed.evidence
+        return found.placed
 
-    def budget_used_up(self, step: SentenceStep) -> str | None:
-        """The option that forbids another search for this sentence."""
+    def budget_used_up(self, sentence_index: int, num_retrievals: int) -> str | None:
+        """The option that forbids another search for a sentence that has had so many."""
         config = self._config
         if config.max_retrievals is not None and self._num_searches >= config.max_retrievals:
             return "max_retrievals"
-        if len(step.retrievals) >= config.max_retrievals_per_sentence:
+        if num_retrievals >= config.max_retrievals_per_sentence:
             return "max_retrievals_per_sentence"
         last = self._last_index
-        if last is not None and last != step.index \
-                and step.index - last <= config.cooldown_sentences:
+        if last is not None and last != sentence_index \
+                and sentence_index - last <= config.cooldown_sentences:
             return "cooldown_sentences"
         return None
 
     def evidence_for(
         self, step: SentenceStep, previous: Placed | None, answer: Sequence[int]
-    ) -> Steps[Placed | None]:
+    ) -> Steps[Found | None]:
         """Passages for a sentence; without any, `step` is told why."""
-        query = self._queries.from_candidate(step.current.candidate)
+        query = yield from self._queries.from_step(step)
         if query is None:
             step.unsupported_because = "empty_query"
             return None
-        if query.text in step.searched:
+        texts = tuple(text for text in query.texts if text not in step.searched)
+        if not texts:
             # The same query for the same gap gives what the sentence was written with, or nothing.
-            step.unsupported_because = \
-                "repeated_query" if step.searched[query.text] else "no_evidence"
+            had_any = any(step.searched[text] for text in query.texts)
+            step.unsupported_because = "repeated_query" if had_any else "no_evidence"
             return None
-        placed = yield from self._search(query, step, previous, len(answer))
-        step.searched[query.text] = placed is not None
+        found = yield from self._search(
+            dataclasses.replace(query, texts=texts), step, previous, len(answer))
+        step.searched.update(dict.fromkeys(texts, found is not None))
         self._last_index = step.index
-        if placed is None:
+        if found is None:
             step.unsupported_because = "no_evidence"
-        return placed
+        return found
 
     def _search(
         self, query: Query, step: SentenceStep | None, previous: Placed | None, boundary: int
-    ) -> Steps[Placed | None]:
+    ) -> Steps[Found | None]:
         """Asks the retriever; `step` is None for the initial search."""
         config, clock, filter = self._config, self._record.clock, self._setup.filter
         is_initial, index = step is None, 0 if step is None else step.index
         filter_shown = json_value(filter)
         yield from self._record.emit(RetrievalStarted(
-            index, is_initial, query.text, query.source, query.kept, filter_shown, config.k))
+            index, is_initial, query.texts, query.source, query.kept, filter_shown, config.k))
         timeout_ms = self._deadline.remaining_ms()
         self._num_searches += 1
         self._record.count(num_retrievals=1)
         clock.enter("retrieve")
         try:
-            found = yield RunSearch((query.text,), config.k, filter, timeout_ms)
+            results = yield RunSearch(query.texts, config.k, filter, timeout_ms)
         finally:
             time_ms = clock.enter("other")
-        (passages,) = check_results(found, 1, config.k)
+        passages = interleaved(check_results(results, len(query.texts), config.k), config.k)
         evidence = self._setup.maker.make(
-            passages, previous.evidence if previous else None, self._num_searches)
-        trace = retrieval_trace(query, filter_shown, passages, evidence, time_ms)
+            passages, previous.evidence if previous else None, self._num_searches, self._first)
+        seen = None if step is None else step.current.view.placed
+        # What is in view already stays where it is: nothing is gained by moving it.
+        is_unchanged = evidence is not None and seen is not None \
+            and evidence.token_ids == seen.evidence.token_ids
+        trace = _trace(query, filter_shown, passages, evidence, is_unchanged, time_ms)
         if step is None:
             self._record.initial_retrieval = trace
         else:
             step.retrievals.append(trace)
         yield from self._record.emit(RetrievalFinished(
-            index, is_initial, query.text, trace.passages, time_ms))
-        return None if evidence is None else Placed(evidence, boundary)
+            index, is_initial, query.texts, trace.passages, time_ms))
+        if evidence is None:
+            return None
+        placed = seen if is_unchanged and seen is not None else Placed(evidence, boundary)
+        return Found(placed, is_unchanged)
+
+
+def interleaved(results: Sequence[Sequence[Passage]], k: int) -> list[Passage]:
+    """The results of several queries by rank, without repeats (by id and by text), at most k.
+
+    Those of one query stay as they are.
+    """
+    if len(results) == 1:
+        return list(results[0])
+    merged: list[Passage] = []
+    seen: set[tuple[str, str]] = set()
+    for rank in range(k):
+        for passage in (found[rank] for found in results if rank < len(found)):
+            keys = {("id", passage.id), ("text", " ".join(passage.text.split()))}
+            if not keys & seen:
+                merged.append(passage)
+                seen |= keys
+    return merged[:k]
+
+
+def _trace(
+    query: Query, filter: Mapping[str, Any] | None, passages: list[Passage],
+    evidence: Evidence | None, is_unchanged: bool, time_ms: float,
+) -> RetrievalTrace:
+    """The trace of a search and of what of it is used."""
+    return RetrievalTrace(
+        queries=query.texts, query_source=query.source, kept=query.kept, filter=filter,
+        passages=tuple(
+            PassageTrace(p.id, p.title, p.text, float(p.score),
+                         0 if evidence is None else evidence.num_tokens_of(p))
+            for p in passages),
+        num_evidence_tokens=0 if evidence is None else evidence.num_tokens,
+        is_unchanged=is_unchanged, time_ms=time_ms)

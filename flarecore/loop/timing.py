@@ -22,7 +22,7 @@ class PhaseClock:
         self._clock = clock
         self._phase = "other"
         self._since: float | None = clock()
-        self.ms = {"draft": 0.0, "retrieve": 0.0, "regenerate": 0.0, "other": 0.0}
+        self.ms = {"draft": 0.0, "query": 0.0, "retrieve": 0.0, "regenerate": 0.0, "other": 0.0}
 
     def enter(self, phase: str) -> float:
         """Ends the phase that runs, begins another, and returns the ended one's milliseconds."""

@@ -2,19 +2,25 @@
 
 Written from design 3.1-3.5 and the paper (Jiang et al. 2023, arXiv 2305.06983, section 3.2), apart
 from the controller, so that the two can be compared: no cache, no speculation, no forks, one token
-at a time. It does what is needed for that comparison: the trigger with θ, masked queries, both
-placements, the ``replace`` policy, ``accept_draft`` where no passage is found.
+at a time. It does what is needed for that comparison: all triggers but callables, masked queries,
+both placements, all evidence policies, ``accept_draft`` where no passage is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
 from flarecore.reference.naive_prompt import NaiveEvidence, NaivePrompt, NaiveTokenizer
+from flarecore.reference.naive_rules import choose_passages, first_low_end, is_triggered
+from flarecore.reference.naive_types import (
+    NaiveAnswer,
+    NaiveOptions,
+    NaivePass,
+    NaiveSentence,
+    TokenSource,
+)
 from flarecore.reference.query_mask import is_punctuation_or_space, mask_to_query
 from flarecore.reference.sentence_boundary import first_sentence_end
 
@@ -31,83 +37,6 @@ __all__ = [
 _LOOKAHEAD_BYTES = 96
 
 
-class TokenSource(Protocol):
-    """A model, asked from scratch for each sentence."""
-
-    def stream(
-        self, token_ids: Sequence[int], pass_index: int
-    ) -> Callable[[], tuple[int | None, float]]:
-        """Prefill a context into a new sequence.
-
-        Each call of what is returned appends one more token and gives its id and confidence; None
-        for the id is the end of the text.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class NaiveOptions:
-    """Options, named and meant as in ``FlareConfig``.
-
-    ``search`` takes a query and gives passages with ``id``, ``title`` and ``text``, best first.
-    """
-
-    search: Callable[[str], Sequence[Any]]
-    theta: float = 0.8
-    beta: float = 0.4
-    placement: str = "prefix"
-    draft_context: str = "none"
-    initial_retrieval: bool = True
-    trigger_punctuation: bool = False
-    mask_unit: str = "auto"
-    max_query_tokens: int = 64
-    max_passage_tokens: int = 160
-    max_draft_tokens: int = 64
-    max_new_tokens: int = 256
-    max_sentences: int | None = None
-
-
-@dataclass(frozen=True)
-class NaivePass:
-    """A sentence as written once.
-
-    ``token_ids`` (n,), ``probs`` (n,) float32; ``stop_reason`` is ``sentence``, ``eos`` or
-    ``max_tokens``.
-    """
-
-    token_ids: tuple[int, ...]
-    probs: np.ndarray[Any, np.dtype[np.float32]]
-    stop_reason: str
-
-
-@dataclass(frozen=True)
-class NaiveSentence:
-    """A draft and what became of it.
-
-    ``query`` is None if the draft did not trigger, ``regenerated`` if no passage was found.
-    ``token_ids`` entered the answer.
-    """
-
-    draft: NaivePass
-    query: str | None
-    passage_ids: tuple[str, ...]
-    regenerated: NaivePass | None
-    token_ids: tuple[int, ...]
-    stop_reason: str
-
-
-@dataclass
-class NaiveAnswer:
-    """The answer and the way to it; ``num_prefilled`` counts the tokens of all contexts."""
-
-    sentences: list[NaiveSentence] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    text: bytes = b""
-    stop_reason: str = ""
-    initial_passage_ids: tuple[str, ...] = ()
-    num_prefilled: int = 0
-
-
 class _Loop:
     def __init__(
         self,
@@ -120,6 +49,8 @@ class _Loop:
         self.options = options
         self.table = tokenizer.token_table
         self.answer = NaiveAnswer()
+        self.special = tokenizer.special_token_ids
+        self.first: NaiveEvidence | None = None
 
     def bytes_of(self, token_ids: Sequence[int]) -> bytes:
         return b"".join(self.table[i] for i in token_ids)
@@ -128,21 +59,21 @@ class _Loop:
 
     def retrieve(self, query: str, previous: NaiveEvidence | None) -> NaiveEvidence | None:
         """Passages without repeats; known ones come first, in the order they had."""
-        found: dict[str, Any] = {}
-        for passage in self.options.search(query):
-            found.setdefault(passage.id, passage)
-        known = [i for i in (previous.passage_ids if previous else ()) if i in found]
-        order = known + [i for i in found if i not in known]
-        if not order:
+        passages = choose_passages(
+            self.options.search(query),
+            policy=self.options.evidence_policy,
+            previous=previous.passages if previous else (),
+            first=self.first.passages if self.first else (),
+        )
+        if not passages:
             return None
         tokens: list[int] = []
-        for number, passage_id in enumerate(order, start=1):
-            passage = found[passage_id]
+        for number, passage in enumerate(passages, start=1):
             rendered = self.prompt.passage.format(
-                number=number, text=self.cut(passage.text), title=passage.title, id=passage_id
+                number=number, text=self.cut(passage.text), title=passage.title, id=passage.id
             )
             tokens += self.tokenizer.encode(rendered)
-        return NaiveEvidence(tuple(order), tokens, len(self.answer.token_ids))
+        return NaiveEvidence(tuple(passages), tokens, len(self.answer.token_ids))
 
     def cut(self, text: str) -> str:
         """The start of a passage that fits max_passage_tokens, whole characters only."""
@@ -196,25 +127,44 @@ class _Loop:
 
     # ---- trigger and query (design 3.2, 3.4) ----
 
+    def pieces_of(self, draft: NaivePass) -> list[bytes]:
+        return [b"" if i in self.special else self.table[i] for i in draft.token_ids]
+
     def triggers(self, draft: NaivePass) -> bool:
         options = self.options
-        if options.theta == 0.0 or not draft.token_ids:
-            return False
-        if options.theta == 1.0:
-            text = self.bytes_of(draft.token_ids)
-            return options.trigger_punctuation or not is_punctuation_or_space(text)
-        low = draft.probs < np.float32(options.theta)
-        return any(
-            is_low
-            and (options.trigger_punctuation or not is_punctuation_or_space(self.table[token_id]))
-            for is_low, token_id in zip(low, draft.token_ids, strict=True)
+        return is_triggered(
+            self.pieces_of(draft),
+            draft.probs.tolist(),
+            trigger=options.trigger,
+            theta=options.theta,
+            trigger_punctuation=options.trigger_punctuation,
+            min_span_chars=options.min_span_chars,
         )
+
+    def stopped(self, draft: NaivePass) -> NaivePass:
+        """With trigger ``token``, the draft up to its first low token, if it goes on after it."""
+        options = self.options
+        if options.trigger != "token" or options.theta == 0.0:
+            return draft
+        end = first_low_end(
+            self.pieces_of(draft),
+            draft.probs.tolist(),
+            theta=options.theta,
+            trigger_punctuation=options.trigger_punctuation,
+        )
+        if end == 0 or (end == len(draft.token_ids) and draft.stop_reason == "sentence"):
+            return draft
+        return NaivePass(draft.token_ids[:end], draft.probs[:end], "low_confidence")
 
     def query(self, draft: NaivePass) -> str:
         """The draft without its tokens below β; the question if nothing is left."""
         pieces = [self.table[i] for i in draft.token_ids]
         text, _ = mask_to_query(
-            pieces, draft.probs.tolist(), self.options.beta, unit=self.options.mask_unit
+            pieces,
+            draft.probs.tolist(),
+            self.options.beta,
+            unit=self.options.mask_unit,
+            special=[i in self.special for i in draft.token_ids],
         )
         if is_punctuation_or_space(text.encode()):
             text = " ".join(self.prompt.question.split())
@@ -230,41 +180,53 @@ class _Loop:
         answer, options = self.answer, self.options
         question = " ".join(self.prompt.question.split())
         last = self.retrieve(question, None) if options.initial_retrieval else None
+        self.first = last
         answer.initial_passage_ids = last.passage_ids if last else ()
         while not answer.stop_reason:
             is_first = not answer.sentences
-            sees_evidence = is_first or options.draft_context == "last_evidence"
-            draft = self.write(last if sees_evidence else None, pass_index=0)
+            seen = last if is_first or options.draft_context == "last_evidence" else None
+            whole = self.write(seen, pass_index=0)
+            draft = self.stopped(whole)
             query: str | None = None
             evidence: NaiveEvidence | None = None
             regenerated: NaivePass | None = None
-            if self.triggers(draft):
+            triggered = self.triggers(draft)
+            if triggered:
                 query = self.query(draft)
                 # The same query for the same gap is not searched again.
-                if not (is_first and options.initial_retrieval and query == question):
-                    evidence = self.retrieve(query, last)
+                if is_first and options.initial_retrieval and query == question:
+                    query = None
+            if query is not None:
+                evidence = self.retrieve(query, last)
             if evidence is not None:
-                last = evidence
-                regenerated = self.write(evidence, pass_index=1)
-            self.accept(draft, query, evidence, regenerated)
+                # The very passages that the draft has seen stay where they are.
+                is_same = seen is not None and evidence.token_ids == seen.token_ids
+                last = evidence = seen if is_same and seen else evidence
+                if not (is_same and options.greedy):
+                    regenerated = self.write(evidence, pass_index=1)
+            self.accept(draft, whole, triggered, query, evidence, regenerated)
         return answer
 
     def accept(
         self,
         draft: NaivePass,
+        whole: NaivePass,
+        triggered: bool,
         query: str | None,
         evidence: NaiveEvidence | None,
         regenerated: NaivePass | None,
     ) -> None:
         answer, options = self.answer, self.options
-        final = regenerated or draft
+        final = regenerated or whole
         token_ids = final.token_ids
         begins_turn = self.prompt.reopens_turn and evidence is not None and evidence.boundary > 0
-        if begins_turn and options.placement == "boundary":
+        if begins_turn and regenerated and options.placement == "boundary":
             token_ids = self.joined(draft, token_ids)
         passage_ids = evidence.passage_ids if evidence else ()
         answer.sentences.append(
-            NaiveSentence(draft, query, passage_ids, regenerated, token_ids, final.stop_reason)
+            NaiveSentence(
+                draft, triggered, query, passage_ids, regenerated, token_ids, final.stop_reason
+            )
         )
         answer.token_ids += token_ids
         answer.text += self.bytes_of(token_ids)

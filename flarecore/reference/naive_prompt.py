@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from flarecore.errors import ConfigError
 
@@ -32,6 +32,11 @@ class NaiveTokenizer(Protocol):
     @property
     def token_table(self) -> list[bytes]:
         """Exact bytes of every token."""
+        ...
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are control, not text."""
         ...
 
     def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
@@ -62,9 +67,14 @@ class NaiveTemplate(Protocol):
 class NaiveEvidence:
     """Rendered passages, and the answer length at which they were retrieved."""
 
-    passage_ids: tuple[str, ...]
+    passages: tuple[Any, ...]
     token_ids: list[int]
     boundary: int
+
+    @property
+    def passage_ids(self) -> tuple[str, ...]:
+        """Ids of the passages, in order."""
+        return tuple(passage.id for passage in self.passages)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ def read_passages(
         done += size
         if progress is not None:
             progress("read", done, total)
+    if not passages:
+        raise ConfigError(f"{root}: holds no text, so there is nothing to index")
     return passages
 
 
@@ -82,6 +84,8 @@ def _find_files(root: Path) -> list[tuple[Path, str, int]]:
                 raise ConfigError(f"{root}: must be a folder or end in {', '.join(_SUFFIXES)}")
         elif root.is_dir():
             found = [(file, file.relative_to(root).as_posix()) for file in _walk(root)]
+        elif root.exists():
+            raise ConfigError(f"{root}: neither a regular file nor a folder")
         else:
             raise ConfigError(f"{root}: no such file or folder")
         if not found:
@@ -95,8 +99,13 @@ def _walk(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in names:
-            if not name.startswith(".") and Path(name).suffix.lower() in _SUFFIXES:
-                yield Path(folder, name)
+            file = Path(folder, name)
+            if name.startswith(".") or file.suffix.lower() not in _SUFFIXES:
+                continue
+            if not file.is_file():  # a pipe would be waited for
+                raise ConfigError(
+                    f"{file}: a broken link or not a regular file; remove or rename it")
+            yield file
 
 
 def _read_file(

@@ -57,6 +57,10 @@ class ExactRetriever:
         new = self._store.check_new(passages)
         self._store.append(new, embed_passages(self._encoder, new, self._options, progress))
 
+    def check_filter(self, filter: Filter | None) -> None:
+        """Raises ConfigError for a filter that :meth:`search` would refuse."""
+        compile_filter(filter)
+
     def search(
         self, queries: Sequence[str], k: int, filter: Filter | None = None
     ) -> list[list[Passage]]:

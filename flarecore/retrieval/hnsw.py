@@ -170,6 +170,10 @@ class HnswRetriever:
             if progress is not None:
                 progress("graph", end, total)
 
+    def check_filter(self, filter: Filter | None) -> None:
+        """Raises ConfigError for a filter that :meth:`search` would refuse."""
+        compile_filter(filter)
+
     def search(
         self, queries: Sequence[str], k: int, filter: Filter | None = None
     ) -> list[list[Passage]]:

@@ -1,7 +1,8 @@
 """Chat templates: messages to the text that the model was trained on.
 
 A template is jinja2 source from the model file. It runs in
-:mod:`flarecore.tokenizer.template_sandbox` with the variables and functions that `transformers` gives it, so that both render the same text.
+:mod:`flarecore.tokenizer.template_sandbox` with the variables and functions that
+`transformers` gives it, so that both render the same text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 jinja2's sandbox bounds ``range()`` and nothing else. A template comes with a model file and is as
 untrusted as the file, so the environment in :mod:`flarecore.tokenizer.template_sandbox` calls these
-checks wherever a template can loop, build something or make a string longer than what it was made of.
+checks wherever a template can loop, build something or make a string longer than what it was made
+of.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text work of the display, without a terminal: safe text, used words, excerpts."""
+"""Text work for what people look at: safe text for terminals, used words, excerpts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,148 @@
+"""Other implementations on the same file: which ones there are, and why one is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from flarecore.bench.runner import Runner, file_format
+from flarecore.errors import ConfigError, FlarecoreError, UnsupportedError
+
+__all__ = ["PEERS", "cache_folder", "make_format", "open_peer", "parse_peers"]
+
+# Name on the command line -> the file it reads: the given one, or one made from it.
+_LLAMA_FORMATS = {"llama": None, "llama-f16": "F16", "llama-q8_0": "Q8_0", "llama-q4_0": "Q4_0"}
+PEERS = (*_LLAMA_FORMATS, "transformers")
+_LLAMA_MISSING = "llama.cpp is not installed: pip install 'flarecore[bench]' (compiles for minutes)"
+
+
+def parse_peers(text: str) -> tuple[str, ...]:
+    """Peers from a comma-separated list; ``none`` is none, ``all`` is all.
+
+    ``llama`` alone also stands for its other formats: it is to be compared at its best.
+
+    Raises
+    ------
+    ConfigError
+        A name is unknown.
+    """
+    names: list[str] = []
+    for name in (part.strip() for part in text.split(",") if part.strip()):
+        if name == "none":
+            continue
+        if name == "all":
+            names += PEERS
+        elif name == "llama":
+            names += _LLAMA_FORMATS
+        elif name in PEERS:
+            names.append(name)
+        else:
+            raise ConfigError(f"unknown peer {name!r}; known: {', '.join(PEERS)}, all, none")
+    return tuple(dict.fromkeys(names))
+
+
+def open_peer(name: str, path: Path, threads: int) -> Runner:
+    """A peer on the model's file.
+
+    Parameters
+    ----------
+    name : str
+        One of ``PEERS``.
+    path : Path
+        A GGUF file. A peer of another format reads one that is made from it once.
+    threads : int
+
+    Raises
+    ------
+    UnsupportedError
+        It is not installed, or does not know the model.
+    """
+    if name == "transformers":
+        from flarecore.bench.transformers_runner import TransformersRunner
+
+        return TransformersRunner(path, threads)
+    try:
+        importlib.import_module("llama_cpp")
+    except (ImportError, OSError, RuntimeError) as error:
+        hint = _LLAMA_MISSING if isinstance(error, ModuleNotFoundError) else ""
+        raise UnsupportedError(hint or f"llama.cpp cannot be loaded: {error}") from error
+    from flarecore.bench.llama_runner import LlamaRunner
+
+    kind = _LLAMA_FORMATS[name]
+    if kind is not None and kind == file_format(str(path)):
+        raise UnsupportedError(f"the file is {kind} already")
+    return LlamaRunner(path if kind is None else make_format(path, kind, threads), threads)
+
+
+def open_peers(
+    names: Sequence[str], path: Path, threads: int
+) -> tuple[list[Runner], list[str]]:
+    """The peers that can be opened, and a line for each that cannot."""
+    runners: list[Runner] = []
+    notes: list[str] = []
+    for name in names:
+        try:
+            runner = open_peer(name, path, threads)
+            runner.key = name
+            runners.append(runner)
+        except FlarecoreError as error:
+            notes.append(f"no {name}: {error}")
+    return runners, notes
+
+
+def cache_folder() -> Path:
+    """Where files made for peers are kept: below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
+    return root / "flarecore" / "bench"
+
+
+def make_format(path: Path, kind: str, threads: int) -> Path:
+    """The model in another format, made by llama.cpp's own quantisation and kept.
+
+    Parameters
+    ----------
+    path : Path
+        A GGUF file of any format.
+    kind : {"F16", "Q8_0", "Q4_0"}
+    threads : int
+
+    Returns
+    -------
+    Path
+        A file in the user's cache, named after the model's content.
+
+    Raises
+    ------
+    UnsupportedError
+        llama.cpp refuses, or the file cannot be written.
+    """
+    llama = importlib.import_module("llama_cpp")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    target = cache_folder() / f"{digest}-{kind.lower()}.gguf"
+    if target.is_file():
+        return target
+    quantize = getattr(llama, "llama_model_quantize", None)
+    if quantize is None:
+        raise UnsupportedError("this version of llama-cpp-python cannot make other formats")
+    params = llama.llama_model_quantize_default_params()
+    params.nthread = threads
+    params.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    params.allow_requantize = True
+    # Under another name until it is whole: an interrupted run leaves nothing that looks finished.
+    partial = target.with_suffix(f".{os.getpid()}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        code = quantize(os.fsencode(path), os.fsencode(partial), ctypes.byref(params))
+        if code != 0:
+            raise UnsupportedError(f"llama.cpp cannot make {kind} from {path.name}: code {code}")
+        partial.replace(target)
+    except OSError as error:
+        raise UnsupportedError(f"cannot write {target}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,212 @@
+"""What all benchmarks of one run share: the model, the peers, the text, and what was proven."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flarecore import _C
+from flarecore.bench.harness import Case, Progress, no_progress
+from flarecore.bench.machine import Machine, describe_machine
+from flarecore.bench.peers import open_peers
+from flarecore.bench.proofs import Reference, find_reference, prove_close, prove_exact
+from flarecore.bench.rows import Report, Row
+from flarecore.bench.runner import FlareRunner, Runner, file_format
+from flarecore.bench.texts import context_ids, read_text, text_name
+from flarecore.bench.transformers_runner import TransformersRunner
+from flarecore.errors import ConfigError, FlarecoreError, UnsupportedError
+from flarecore.model import Model
+
+__all__ = ["BenchOptions", "Session", "memory_case", "open_session"]
+
+_PROOF_TOKENS = 64
+MEMORY = "memory read"
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure on.
+
+    Attributes
+    ----------
+    model : str
+        Name or GGUF file.
+    threads : int or None
+        None: what the process may use.
+    compute : {"int8", "float32"}
+    peers : tuple of str
+        Names of ``flarecore.bench.peers.PEERS``.
+    rounds : int
+    text : Path or None
+        Text for contexts and perplexity; None: Python's documentation.
+    """
+
+    model: str = "smollm2-135m"
+    threads: int | None = None
+    compute: str = "int8"
+    peers: tuple[str, ...] = ()
+    rounds: int = 7
+    text: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.compute not in ("int8", "float32"):
+            raise ConfigError(f"compute must be 'int8' or 'float32', got {self.compute!r}")
+        if self.rounds < 1:
+            raise ConfigError(f"rounds must be >= 1, got {self.rounds}")
+
+
+@dataclass
+class Session:
+    """An open model with its peers; made by :func:`open_session`.
+
+    Attributes
+    ----------
+    options : BenchOptions
+    model : Model
+    own : FlareRunner
+        What is measured.
+    peers : list of Runner
+    machine : Machine
+    text_ids : list of int
+        Tokens of the text.
+    text_name : str
+    proofs, notes : list of str
+        What was shown to be right, and what is missing and why.
+    progress : callable
+    """
+
+    options: BenchOptions
+    model: Model
+    own: FlareRunner
+    peers: list[Runner]
+    machine: Machine
+    text_ids: list[int]
+    text_name: str
+    proofs: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    progress: Progress = no_progress
+
+    @property
+    def runners(self) -> list[Runner]:
+        """flarecore, then the peers."""
+        return [self.own, *self.peers]
+
+    @property
+    def threads(self) -> int:
+        return self.model.num_threads
+
+    def context(self, num_tokens: int, number: int = 0) -> list[int]:
+        """Tokens of the text, another place for each number."""
+        return context_ids(self.model.tokenizer, self.text_ids, num_tokens, number)
+
+    def step_bytes(self, runner: Runner, num_context_tokens: int, num_sequences: int = 1) -> int:
+        """Bytes that a pass of one row a sequence must read."""
+        kv = self.own.kv_bytes(num_context_tokens, runner.kv_value_bytes)
+        return runner.weight_bytes + num_sequences * kv
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a context of so many tokens is within the model's; says so if not."""
+        limit = self.model.config.context_length
+        if num_tokens <= limit:
+            return True
+        self.notes.append(f"{num_tokens} tokens do not fit into the model's context of {limit}")
+        return False
+
+    def report(self, benchmark: str, rows: Sequence[Row], proofs: Sequence[str]) -> Report:
+        """The rows with everything that was proven and noted so far."""
+        return Report(benchmark, self.options.model, file_format(str(self.model.path)),
+                      self.machine, tuple(rows), (*self.proofs, *proofs),
+                      tuple(dict.fromkeys(self.notes)))
+
+
+def memory_case(num_bytes: int, threads: int) -> Case:
+    """Reads a buffer of so many bytes once a run: the bound of whatever reads as many."""
+    reader = _C.testing.MemoryReader(num_bytes, threads)
+    # Per byte asked for: the buffer is rounded up.
+    share = num_bytes / reader.size_bytes
+    return Case(MEMORY, lambda: float(reader.read_once()) * share)
+
+
+@contextlib.contextmanager
+def open_session(
+    options: BenchOptions, progress: Progress = no_progress, *, with_peers: bool = True
+) -> Iterator[Session]:
+    """Opens model and peers and proves them right; closes them at the end.
+
+    Parameters
+    ----------
+    options : BenchOptions
+    progress : callable
+        ``progress(stage, done, total)``.
+    with_peers : bool
+        False for benchmarks that run the peers elsewhere.
+
+    Raises
+    ------
+    ProofError
+        The engine is wrong: nothing is timed.
+    ConfigError, ModelFileError, UnsupportedError
+        As from ``Model.load``.
+    """
+    steps = 3
+    progress("opening and checking", 0, steps)
+    model = Model.load(options.model, threads=options.threads)
+    text = read_text(options.text)
+    text_ids = model.tokenizer.encode(text[:200_000])
+    if len(text_ids) < 2:
+        raise ConfigError(f"the text has {len(text_ids)} tokens; at least 2 are needed")
+    machine = describe_machine(model.num_threads, measure_memory=True)
+    own = FlareRunner(model, options.compute)
+    progress("opening and checking", 1, steps)
+    peers: list[Runner] = []
+    notes: list[str] = []
+    if with_peers:
+        peers, notes = open_peers(options.peers, model.path, model.num_threads)
+    session = Session(options, model, own, peers, machine, text_ids,
+                      text_name(options.text, text), notes=notes, progress=progress)
+    try:
+        progress("opening and checking", 2, steps)
+        _prove(session)
+        progress("opening and checking", 3, steps)
+        yield session
+    finally:
+        for runner in session.runners:
+            runner.close()
+
+
+def _prove(session: Session) -> None:
+    """The exact mode against an independent implementation, everything else against it."""
+    limit = session.model.config.context_length
+    token_ids = session.context(min(_PROOF_TOKENS, limit))
+    # A model of its own: its float32 weights go with it.
+    exact = FlareRunner(
+        Model.load(session.options.model, threads=session.options.threads), "float32")
+    try:
+        try:
+            name, reference = _reference(session)
+        except UnsupportedError as error:
+            session.notes.append(f"float32 was not compared with a reference: {error}")
+        else:
+            prompt = token_ids[:min(40, limit - 8)]
+            session.proofs.append(f"{prove_exact(exact, reference, prompt)} of {name}")
+        expected = exact.score(token_ids, 1)
+    finally:
+        exact.close()
+    session.proofs.append(prove_close(session.own, expected, token_ids))
+    for peer in list(session.peers):
+        try:
+            session.proofs.append(prove_close(peer, expected, token_ids, is_peer=True))
+        except FlarecoreError as error:
+            session.notes.append(f"{peer.name} is left out: {error}")
+            session.peers.remove(peer)
+            peer.close()
+
+
+def _reference(session: Session) -> tuple[str, Reference]:
+    """The peer in transformers if there is one: it need not be loaded twice."""
+    for peer in session.peers:
+        if isinstance(peer, TransformersRunner):
+            return peer.name, peer
+    return find_reference(session.model.path)

@@ -1,0 +1,41 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["write_whole"]
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text as UTF-8; an existing file is replaced in one step.
+
+    A link is followed; a pipe or a device, which cannot be replaced, is written to.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written; what was there is as it was.
+    """
+    data = text.encode("utf-8")
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        with open(target, "wb") as device:
+            device.write(data)
+        return
+    # Not tempfile: its files are private to the user, this one gets the modes the umask allows.
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,143 @@
+"""Limits and arguments of a sequence's operations; a refused call changes nothing."""
+
+import pytest
+from helpers import DECODE, TinyLlama, open_engine, random_ids, result_bits, state
+
+from flarecore.errors import ConfigError, ContextOverflowError
+from flarecore.sampling import SamplingParams
+
+SPEC = TinyLlama(context_length=512)
+
+
+@pytest.fixture
+def engine():
+    with open_engine(SPEC) as opened:
+        yield opened
+        opened.check_integrity()
+
+
+def test_context_overflow_changes_nothing(engine):
+    sequence = engine.sequence(random_ids(500))
+    before = state(sequence)
+    with pytest.raises(ContextOverflowError, match=r"512"):
+        sequence.extend(random_ids(13))
+    with pytest.raises(ContextOverflowError):
+        sequence.score(random_ids(13))
+    with pytest.raises(ContextOverflowError):
+        sequence.regenerate(random_ids(13), max_tokens=1)
+    with pytest.raises(ContextOverflowError):
+        engine.sequence(random_ids(513))
+    assert state(sequence) == before
+
+
+def test_decode_ends_at_the_context(engine):
+    sequence = engine.sequence(random_ids(500))
+    decoded = sequence.decode(100, **DECODE)
+    assert decoded.stop_reason == "context_length"
+    assert len(decoded.token_ids) == 12 and sequence.num_tokens == 512
+    with pytest.raises(ContextOverflowError):
+        sequence.decode(1, **DECODE)
+    with pytest.raises(ContextOverflowError):
+        sequence.extend([1])
+    exact = engine.sequence(random_ids(500)).decode(12, **DECODE)
+    assert result_bits(exact) == result_bits(decoded)
+    assert exact.stop_reason == "max_tokens"
+
+
+def test_bad_arguments(engine):
+    sequence = engine.sequence(random_ids(10))
+    calls = (
+        lambda: sequence.extend([271]),
+        lambda: sequence.extend([-1]),
+        lambda: sequence.score([271]),
+        lambda: sequence.score([-1]),
+        lambda: sequence.decode(0),
+        lambda: sequence.decode(-5),
+        lambda: sequence.decode(5, until="paragraph"),
+        lambda: sequence.decode(5, stop="word"),
+        lambda: sequence.decode(5, proposal=[271]),
+        lambda: sequence.decode(5, proposal=[-1]),
+        lambda: sequence.decode(5, sampling=SamplingParams(logit_bias={271: 1.0})),
+        lambda: sequence.decode(5, beta=1.5),
+        lambda: sequence.regenerate([271], max_tokens=5),
+        lambda: engine.sequence().decode(5),
+        lambda: engine.sequence().score([1]),
+        lambda: engine.sequence([271]),
+        lambda: sequence.decode(5, unknown_option=1),
+    )
+    for number, call in enumerate(calls):
+        try:
+            call()
+        except ConfigError as error:
+            assert str(error)
+        else:
+            pytest.fail(f"call {number} was accepted")
+    assert sequence.token_ids == random_ids(10)
+
+
+def test_empty_extend_and_score(engine):
+    sequence = engine.sequence(random_ids(10))
+    sequence.extend([])
+    assert sequence.token_ids == random_ids(10)
+    scored = sequence.score([])
+    assert scored.token_ids == () and scored.probs.shape == (0,)
+    assert scored.min_prob == 1.0
+    assert engine.sequence([]).num_tokens == 0
+
+
+def test_score_leaves_the_sequence(engine):
+    sequence = engine.sequence(random_ids(40))
+    before = state(sequence)
+    first = sequence.score(random_ids(33, seed=1), beta=1e-5)
+    second = sequence.score(random_ids(33, seed=1), beta=1e-5)
+    assert first.probs.tobytes() == second.probs.tobytes()
+    assert (first.mask == (first.probs < 1e-5)).all() and 0 < first.mask.sum() < 33
+    assert first.min_prob == first.probs.min()
+    assert state(sequence) == before
+
+
+def test_mask_and_minimum(engine):
+    decoded = engine.sequence(random_ids(40)).decode(60, beta=0.2, **DECODE)
+    assert decoded.probs.dtype == "float32" and len(decoded.probs) == 60
+    assert (decoded.mask == (decoded.probs < 0.2)).all() and 0 < decoded.mask.sum() < 60
+    assert decoded.min_prob == decoded.probs.min()
+    none = engine.sequence(random_ids(40)).decode(60, **DECODE)
+    assert not none.mask.any()
+
+
+def test_statistics_count_what_was_done(engine):
+    sequence = engine.sequence()
+    assert sequence.extend(random_ids(100)).num_prefilled in (99, 100)
+    decoded = sequence.decode(10, **DECODE)
+    assert decoded.stats.num_decoded == 10
+    # Only the last prompt token's row may be left over; nothing is prefilled twice.
+    assert decoded.stats.num_prefilled <= 1
+    assert sequence.extend(random_ids(20, seed=1)).num_prefilled <= 21
+
+
+TOO_LARGE = {
+    "token id": lambda s: s.extend([2**40]),
+    "max_tokens": lambda s: s.decode(2**40),
+    "pass_index": lambda s: s.decode(3, pass_index=2**33),
+    "negative pass_index": lambda s: s.decode(3, pass_index=-1),
+    "proposal": lambda s: s.decode(3, proposal=[2**40]),
+    "stream": lambda s: s.decode(3, sampling=SamplingParams(temperature=1.0, stream=2**40)),
+    "top_k": lambda s: s.decode(3, sampling=SamplingParams(temperature=1.0, top_k=2**40)),
+    "biased id": lambda s: s.decode(3, sampling=SamplingParams(logit_bias={2**40: 1.0})),
+    "truncate": lambda s: s.truncate(2**40),
+    "beta": lambda s: s.decode(3, beta=float("nan")),
+    "text for ids": lambda s: s.extend("abc"),
+    "fraction": lambda s: s.extend([1.5]),
+    "fraction of tokens": lambda s: s.decode(2.5),
+    "kv_cache_bytes": lambda s: open_engine(SPEC, kv_cache_bytes=2**70),
+    "max_batch_tokens": lambda s: open_engine(SPEC, max_batch_tokens=2**40),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_numbers_that_do_not_fit_have_a_typed_error(engine, name):
+    """Not the binding's own complaint about types."""
+    sequence = engine.sequence(random_ids(10))
+    with pytest.raises(ConfigError):
+        TOO_LARGE[name](sequence)
+    assert sequence.token_ids == random_ids(10)
