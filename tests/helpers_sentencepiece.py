@@ -25,7 +25,8 @@ Metadata = dict[str, Any]
 _PARTS = [
     " ", "  ", "   ", "\n", "\n\n", "\t", "\t\t", "\r\n", "\u3000", "=", "-", "#", "aa", "ab", "ba",
     "<td>", "</td>", "<b>", "<0x0A>", "\x00", "\x01", "\x7f", "\ue000", "\U000e0041", "你", "好",
-    "。", "the", "Th", "😀", "👩‍👩‍👧", "é", "e\u0301", "ʔ", "ꙮ", "𒀀", "<", ">", "1", "23",
+    "。",
+    "the", "Th", "😀", "👩‍👩‍👧", "é", "e\u0301", "ʔ", "ꙮ", "𒀀", "<", ">", "1", "23",
 ]  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def odd_strings(count: int, seed: int, longest_run: int = 31) -> list[str]:
 
 
 def texts(count: int, seed: int) -> list[str]:
-    """Chinese, English, emoji and so on, every second one odd; none has U+2581, a blank."""
+    """Chinese, English, emoji and so on, every second one odd. None has U+2581, a blank."""
     return mixed_strings(count // 2, seed) + odd_strings(count // 2, seed)
 
 

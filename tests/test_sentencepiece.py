@@ -1,4 +1,4 @@
-"""SentencePiece token ids against the library, transformers and models made by hand."""
+"""SentencePiece ids against the library, transformers' own conversion and hand-made models."""
 
 from __future__ import annotations
 
