@@ -53,9 +53,10 @@ class SentencePieceBpe:
     ``add_space_prefix`` each text, and each part of one after a special token, begins with a blank
     that was not there: ``decode(encode("a")) == " a"``.
 
-    Equal to SentencePiece and to the tokenizer.json that Gemma and Llama 2 come with. Scores order
-    the merges, as they did when the model was trained; transformers' own conversion of a Gemma GGUF
-    file orders them by id, which differs for runs of more than 31 blanks.
+    Equal to the SentencePiece library, and to the tokenizer.json that Gemma 3 comes with except for
+    U+2581 in a text. Scores order the merges, as they did when the model was trained; transformers'
+    conversion of a Gemma GGUF file orders them by id, which differs for more than 31 blanks in a
+    row.
     """
 
     finds_added = True
