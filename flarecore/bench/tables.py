@@ -94,10 +94,9 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("equal", _share("equal_greedy_given", 1)), ("in a row", _share("equal_greedy_free", 1))),
 }
 _LEGENDS = {
-    "decode": "of read: of the speed at which as many bytes are merely read over and over, in the "
-              "same rounds. "
-              "vs one: time against one row, or tokens/s against one sequence. ours: times as "
-              "fast as this row flarecore is.",
+    "decode": "of read: of the best speed at which as many bytes are merely read in the same "
+              "rounds. vs one: time against one row, or tokens/s against one sequence. ours: times "
+              "as fast as this row flarecore is.",
     "busy": "kept: share of the quiet speed while a neighbour spins on a core.",
     "prefill": "Time from a prompt that nobody has seen to the token after it.",
     "load": "From the start of the process. peak MB: with pages of the model file; own MB: "
