@@ -18,6 +18,7 @@ from flarecore.bench.busy import Neighbour
 from flarecore.bench.harness import Case, Quantiles, ratios, run_rounds
 from flarecore.bench.proofs import ProofError, find_reference, prove_close, prove_exact
 from flarecore.bench.runner import FlareRunner, file_format, file_step_bytes
+from flarecore.bench.session import memory_case
 from flarecore.bench.texts import context_ids
 from flarecore.errors import ConfigError
 from flarecore.model import Model
@@ -89,6 +90,23 @@ def test_memory_reader_reads_everything_and_refuses_nonsense():
         _C.memory_read_bandwidth(0, 1)
     with pytest.raises(ConfigError, match="threads"):
         _C.memory_read_bandwidth(1 << 20, 0)
+
+
+def test_the_memory_yardstick_forgives_an_interruption(monkeypatch):
+    """A pass that was interrupted, or that found the cache cold, is not the bound."""
+    passes = iter([9.0, *[50.0] * 10, 1.0, *[50.0] * 4])
+
+    class Reader:
+        size_bytes = 200
+
+        def __init__(self, size_bytes, threads):
+            assert (size_bytes, threads) == (100, 2)
+
+        def read_once(self):
+            return next(passes)
+
+    monkeypatch.setattr(_C.testing, "MemoryReader", Reader)
+    assert memory_case(100, 2).run() == 0.5
 
 
 def test_step_costs_count_what_a_step_reads():
@@ -324,6 +342,29 @@ def test_the_neighbour_rests_spins_and_ends():
         neighbour.rest()
         assert wait_for("T")
     assert neighbour._process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG")
+def test_the_neighbour_does_not_outlive_its_parent():
+    code = ("import os, signal; from flarecore.bench.busy import Neighbour\n"
+            "print(Neighbour()._process.pid, flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == -signal.SIGKILL
+    proc = Path(f"/proc/{int(done.stdout)}/stat")
+
+    def is_gone():
+        try:
+            return proc.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except OSError:
+            return True
+
+    for _ in range(500):
+        if is_gone():
+            return
+        time.sleep(0.01)
+    pytest.fail("the neighbour is still there")
 
 
 @pytest.mark.parametrize("make", [

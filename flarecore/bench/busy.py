@@ -20,10 +20,15 @@ __all__ = ["Neighbour", "measure"]
 
 _BUSY, _QUIET = "busy", "quiet"
 
-# Ends by itself if its parent is gone, however that ended.
+# Ends if its parent does, however that ends: on Linux also while it is stopped (PR_SET_PDEATHSIG).
 _SPIN = """
-import os
+import ctypes, os
 parent = os.getppid()
+try:
+    ctypes.CDLL(None).prctl(1, 9)
+except (AttributeError, OSError):
+    pass
+print(flush=True)
 while os.getppid() == parent:
     for _ in range(1000000):
         pass
@@ -44,8 +49,12 @@ class Neighbour:
 
     def __init__(self) -> None:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        # A session of its own: Ctrl-C is for the parent, which ends it.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SPIN], stdin=subprocess.DEVNULL)
+            [sys.executable, "-c", _SPIN], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            start_new_session=True)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
         self.where = "a core"
         if cores:
             os.sched_setaffinity(self._process.pid, {cores[-1]})
@@ -68,7 +77,7 @@ class Neighbour:
         traceback: TracebackType | None,
     ) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 def measure(session: Session, options: DecodeOptions) -> Report:

@@ -32,6 +32,9 @@ class LlamaRunner(Runner):
     ----------
     path : Path
     threads : int
+    repack : bool
+        False leaves the weights as they lie in the file: slower, for machines where its kernels for
+        repacked weights crash.
 
     Raises
     ------
@@ -39,7 +42,7 @@ class LlamaRunner(Runner):
         llama.cpp cannot open the file.
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, *, repack: bool = True) -> None:
         self._llama: Any = importlib.import_module("llama_cpp")
         _silence(self._llama)
         self._llama.llama_backend_init()
@@ -47,6 +50,7 @@ class LlamaRunner(Runner):
         self._path, self._threads = path, threads
         params = self._llama.llama_model_default_params()
         params.n_gpu_layers = 0
+        params.use_extra_bufts = repack
         self._model = self._llama.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise UnsupportedError(f"llama.cpp cannot open {path.name}")

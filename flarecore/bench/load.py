@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flarecore.bench.harness import Case, Quantiles, ratios, run_rounds
-from flarecore.bench.peers import make_format
-from flarecore.bench.proofs import ProofError, prove_equal
+from flarecore.bench.load_process import PHASES, PROMPT, load_once
+from flarecore.bench.peers import can_repack, make_format
+from flarecore.bench.proofs import prove_equal
 from flarecore.bench.rows import Report, Row
 from flarecore.bench.runner import file_format
 from flarecore.bench.session import Session
 from flarecore.errors import ConfigError, FlarecoreError, UnsupportedError
 
-__all__ = ["LoadOptions", "load_cases", "load_once", "measure"]
+__all__ = ["LoadOptions", "load_cases", "measure"]
 
-_PROMPT = "The first token of this prompt is what the process was started for, and"
-_PHASES = ("import_s", "open_s", "first_token_s")
 
 
 @dataclass(frozen=True)
@@ -35,52 +30,6 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.timeout_s <= 0:
             raise ConfigError(f"timeout_s must be > 0, got {self.timeout_s}")
-
-
-def load_once(engine: str, path: Path, token_ids: list[int], threads: int, compute: str,
-              timeout_s: float) -> dict[str, Any]:
-    """Starts a process that opens the model and decodes one token.
-
-    Parameters
-    ----------
-    engine : str
-        ``flarecore`` or a peer's name.
-    path : Path
-    token_ids : list of int
-        The prompt for peers; flarecore gets the text and tokenises it itself.
-    threads : int
-    compute : str
-    timeout_s : float
-
-    Returns
-    -------
-    dict
-        ``total_s`` from the start of the process to the token, phases, ``peak_rss_bytes`` and
-        ``anonymous_bytes``, and the token itself.
-
-    Raises
-    ------
-    UnsupportedError
-        The peer is not installed, or does not know the model.
-    ProofError
-        flarecore's own process failed.
-    """
-    request = json.dumps({"engine": engine, "path": str(path), "token_ids": token_ids,
-                          "text": _PROMPT, "threads": threads, "compute": compute})
-    # CLOCK_MONOTONIC is one clock for all processes.
-    start = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "flarecore.bench.load_child"], input=request,
-                          capture_output=True, text=True, timeout=timeout_s, env=_environment())
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        kind: type[FlarecoreError] = ProofError if engine == "flarecore" else UnsupportedError
-        raise kind(f"{engine}: the process that loads it failed: {reason}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    times = [start, *(result.pop(name) for name in ("imported", "opened", "finished"))]
-    for name, begin, end in zip(_PHASES, times[:-1], times[1:], strict=True):
-        result[name] = end - begin
-    result["total_s"] = times[-1] - start
-    return result
 
 
 def measure(session: Session, options: LoadOptions) -> Report:
@@ -123,7 +72,7 @@ def load_cases(session: Session, options: LoadOptions) -> dict[str, Case]:
 
 def _prompt_ids(session: Session) -> list[int]:
     tokenizer = session.model.tokenizer
-    return tokenizer.encode(_PROMPT, add_bos=tokenizer.adds_bos)
+    return tokenizer.encode(PROMPT, add_bos=tokenizer.adds_bos)
 
 
 def _engines(session: Session) -> list[tuple[str, Path]]:
@@ -158,8 +107,9 @@ def _case(
                 pass
 
     def run() -> float:
+        repack = not engine.startswith("llama") or can_repack(path, session.threads)
         result = load_once(engine, path, token_ids, session.threads, session.options.compute,
-                           options.timeout_s)
+                           options.timeout_s, repack=repack)
         found.append(result)
         return float(result["total_s"])
 
@@ -172,7 +122,7 @@ def _row(
 ) -> Row:
     found = found[-len(seconds[name]):]  # without the runs that warmed up
     values: dict[str, Any] = {
-        key: Quantiles.of([result[key] for result in found]).median for key in _PHASES}
+        key: Quantiles.of([result[key] for result in found]).median for key in PHASES}
     for key in ("peak_rss_bytes", "anonymous_bytes"):
         values[key] = max(result[key] for result in found)
     own = session.own.name
@@ -183,10 +133,3 @@ def _row(
         {"threads": session.threads}, Quantiles.of(seconds[name]), len(seconds[name]),
         ratios={peer: ratios(seconds, name, peer) for peer in seconds if peer != name}
         if name == own else {}, values=values)
-
-
-def _environment() -> dict[str, str]:
-    """The environment with this flarecore first on the path, wherever it was imported from."""
-    root = str(Path(__file__).resolve().parents[2])
-    known = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": root + (os.pathsep + known if known else "")}

@@ -52,7 +52,8 @@ def _peer(request: dict[str, Any]) -> dict[str, Any]:
             LlamaRunner as PeerRunner,
         )
     imported = time.monotonic()
-    runner = PeerRunner(path, threads)
+    options = {} if request["repack"] else {"repack": False}
+    runner = PeerRunner(path, threads, **options)
     opened = time.monotonic()
     token = runner.prefill(request["token_ids"])
     return {"imported": imported, "opened": opened, "finished": time.monotonic(),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import importlib
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +19,7 @@ __all__ = ["PEERS", "cache_folder", "make_format", "open_peer", "parse_peers"]
 # Name on the command line -> the file it reads: the given one, or one made from it.
 _LLAMA_FORMATS = {"llama": None, "llama-f16": "F16", "llama-q8_0": "Q8_0", "llama-q4_0": "Q4_0"}
 PEERS = (*_LLAMA_FORMATS, "transformers")
+_TRIAL_SECONDS = 120.0
 _LLAMA_MISSING = "llama.cpp is not installed: pip install 'flarecore[bench]' (compiles for minutes)"
 
 
@@ -75,13 +78,45 @@ def open_peer(name: str, path: Path, threads: int) -> Runner:
     kind = _LLAMA_FORMATS[name]
     if kind is not None and kind == file_format(str(path)):
         raise UnsupportedError(f"the file is {kind} already")
-    return LlamaRunner(path if kind is None else make_format(path, kind, threads), threads)
+    file = path if kind is None else make_format(path, kind, threads)
+    repack = can_repack(file, threads)
+    runner = LlamaRunner(file, threads, repack=repack)
+    if not repack:
+        runner.remark = ("its kernels for repacked weights crash on this machine: measured without "
+                         "them, it could be faster")
+    return runner
+
+
+@functools.cache
+def can_repack(path: Path, threads: int) -> bool:
+    """Whether llama.cpp computes this file with its default settings.
+
+    A crash of a peer would end the benchmark, so it is tried in a process of its own first: with
+    its defaults, then without its kernels for repacked weights.
+
+    Raises
+    ------
+    UnsupportedError
+        It works in neither way; the message says how it fails.
+    """
+    from flarecore.bench.load_process import load_once
+
+    try:
+        load_once("llama", path, [1, 2, 3, 4], threads, "int8", _TRIAL_SECONDS)
+        return True
+    except (UnsupportedError, subprocess.TimeoutExpired):
+        pass
+    try:
+        load_once("llama", path, [1, 2, 3, 4], threads, "int8", _TRIAL_SECONDS, repack=False)
+    except subprocess.TimeoutExpired as error:
+        raise UnsupportedError(f"llama.cpp gives no token in {_TRIAL_SECONDS:g} s") from error
+    return False
 
 
 def open_peers(
     names: Sequence[str], path: Path, threads: int
 ) -> tuple[list[Runner], list[str]]:
-    """The peers that can be opened, and a line for each that cannot."""
+    """The peers that can be opened, and a line for each that cannot or needs a remark."""
     runners: list[Runner] = []
     notes: list[str] = []
     for name in names:
@@ -89,6 +124,8 @@ def open_peers(
             runner = open_peer(name, path, threads)
             runner.key = name
             runners.append(runner)
+            if runner.remark:
+                notes.append(f"{runner.name}: {runner.remark}")
         except FlarecoreError as error:
             notes.append(f"no {name}: {error}")
     return runners, notes

@@ -41,12 +41,15 @@ class Runner(abc.ABC):
         Bytes of weights that a forward pass reads, however many rows it has.
     kv_value_bytes : int
         Size of a value of its KV cache.
+    remark : str
+        What has to be known about its figures.
     """
 
     name: str
     key: str = "flarecore"
     weight_bytes: int = 0
     kv_value_bytes: int = 2
+    remark: str = ""
 
     @abc.abstractmethod
     def set_contexts(self, contexts: Sequence[TokenIds]) -> None:

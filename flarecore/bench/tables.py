@@ -57,7 +57,7 @@ def _share(name: str, digits: int) -> Callable[[Row], str]:
 def _versus_one(row: Row) -> str:
     """Cost of the rows against one row, or tokens a second against one sequence."""
     value = row.values.get("cost_of_one_row", row.values.get("tokens_per_s_of_one"))
-    return "" if value is None else f"{value:.2f}×"
+    return "" if value is None else f"{_number(value)}×"
 
 
 def _ours(row: Row) -> str:
@@ -94,9 +94,9 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("equal", _share("equal_greedy_given", 1)), ("in a row", _share("equal_greedy_free", 1))),
 }
 _LEGENDS = {
-    "decode": "of read: of the speed at which as many bytes are merely read, in the same rounds. "
-              "vs one: time against one row, or tokens/s against one sequence. ours: times as "
-              "fast as this row flarecore is.",
+    "decode": "of read: of the best speed at which as many bytes are merely read in the same "
+              "rounds. vs one: time against one row, or tokens/s against one sequence. ours: times "
+              "as fast as this row flarecore is.",
     "busy": "kept: share of the quiet speed while a neighbour spins on a core.",
     "prefill": "Time from a prompt that nobody has seen to the token after it.",
     "load": "From the start of the process. peak MB: with pages of the model file; own MB: "
