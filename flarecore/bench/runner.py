@@ -18,6 +18,7 @@ import numpy.typing as npt
 from flarecore import _C
 from flarecore.bench.proofs import ProofError
 from flarecore.engine import Engine
+from flarecore.errors import UnsupportedError
 from flarecore.model import Model
 
 if TYPE_CHECKING:
@@ -82,6 +83,17 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def greedy_rows(self, token_ids: TokenIds, num_given: int) -> list[int]:
         """Most probable tokens where :meth:`score` gives the probabilities of the given ones."""
+
+    def follow(self, token_ids: TokenIds) -> tuple[int, npt.NDArray[np.float32]]:
+        """Begins a text: how many of its tokens were computed, and the (V,) logits after it.
+
+        For :mod:`flarecore.bench.loop_engines`, which flarecore itself does not need.
+        """
+        raise UnsupportedError(f"{self.name} does not follow texts")
+
+    def append(self, token_id: int) -> npt.NDArray[np.float32]:
+        """(V,) logits after one more token of the text that :meth:`follow` began."""
+        raise UnsupportedError(f"{self.name} does not follow texts")
 
     @abc.abstractmethod
     def close(self) -> None:
