@@ -22,9 +22,11 @@ _WHAT = {
     "load": "process start to first token, and memory",
     "sampling": "confidence, minimum, mask and boundary as a share of a decode step",
     "quality": "perplexity and greedy tokens against float32",
+    "loop": "the whole FLARE loop, in our modes and around the peers",
+    "growth": "one retrieval while the answer grows",
     "all": "everything, one after the other",
 }
-_ALL = ("decode", "busy", "prefill", "load", "sampling", "quality")
+_ALL = ("decode", "busy", "prefill", "load", "sampling", "quality", "loop", "growth")
 
 
 def _integers(text: str) -> tuple[int, ...]:
@@ -85,6 +87,15 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument("--vocab-sizes", help="logits of a row, beside the model's own "
                        "(default: 49152,262144)", **lists)
+    group = parser.add_argument_group("loop")
+    group.add_argument("--data", type=Path, metavar="DIR",
+                       help="folder with queries.jsonl and corpus.jsonl (default: the "
+                       "demonstration's)")
+    group.add_argument("--questions", help="questions of a run (default: 8)", **number)
+    group.add_argument("--theta", type=float, metavar="P", help="threshold (default: 0.8)")
+    group = parser.add_argument_group("growth")
+    group.add_argument("--answers", help="tokens of the answer (default: "
+                       "0,500,1000,1500,2000)", **lists)
     group = parser.add_argument_group("quality")
     group.add_argument("--max-tokens", help="tokens of the text (default: 20000)", **number)
     group.add_argument("--window", help="tokens of a window (default: 512)", **number)
@@ -94,8 +105,11 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 def _suite(args: argparse.Namespace) -> SuiteOptions:
     """What to run with which sizes. Raises ConfigError for a size out of range."""
     from flarecore.bench.decode import DecodeOptions
+    from flarecore.bench.growth import GrowthOptions
+    from flarecore.bench.loop import LoopOptions
     from flarecore.bench.prefill import PrefillOptions
     from flarecore.bench.quality import QualityOptions
+    from flarecore.bench.questions import QuestionSource
     from flarecore.bench.sampling import SamplingOptions
     from flarecore.bench.suite import SuiteOptions
 
@@ -111,6 +125,9 @@ def _suite(args: argparse.Namespace) -> SuiteOptions:
                                      rows=args.rows, num_tokens=args.tokens)),
         prefill=PrefillOptions(**given(sizes=args.sizes)),
         sampling=SamplingOptions(**given(vocab_sizes=args.vocab_sizes)),
+        loop=LoopOptions(**given(source=args.data and QuestionSource(args.data),
+                                 num_questions=args.questions, theta=args.theta)),
+        growth=GrowthOptions(**given(answer_tokens=args.answers)),
         quality=QualityOptions(**given(max_tokens=args.max_tokens, window=args.window,
                                        prompts=args.prompts)))
 
@@ -160,10 +177,12 @@ def _command(args: argparse.Namespace) -> str:
         parts.append(f"--peers {args.peers}")
     if args.text is not None:
         parts.append(f"--text {args.text.name}")
+    if args.data is not None:
+        parts.append(f"--data {args.data.resolve().name}")
     if args.busy:
         parts.append("--busy")
     for name in ("contexts", "sequences", "rows", "tokens", "sizes", "vocab_sizes", "max_tokens",
-                 "window", "prompts"):
+                 "window", "prompts", "questions", "theta", "answers"):
         value = getattr(args, name)
         if value is not None:
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
