@@ -13,8 +13,7 @@ from helpers_retrieval import TableEncoder, WordEncoder, random_table, table_pas
 from flarecore.errors import ConfigError, IndexFileError
 from flarecore.retrieval.graph import GraphLinks, GraphParams, HnswGraph
 from flarecore.retrieval.hnsw import HnswRetriever
-from flarecore.retrieval.hnsw_file import index_info
-from flarecore.retrieval.index_io import read_index_file, write_index_file
+from flarecore.retrieval.index_io import index_info, read_index_file, write_index_file
 from flarecore.retrieval.passage import Passage
 
 NUM_ROWS, DIM = 300, 8
@@ -274,13 +273,13 @@ retriever = HnswRetriever.build([Passage("new", "text")], WordEncoder())
 if sys.argv[2] == "write":
     class Dying:
         def __init__(self): self.calls = 0
-        def __call__(self, path, parts):
-            index_io.write_index_file(path, {"kind": "hnsw"}, {"passages": self.chunks()})
+        def __call__(self, path, header, sections):
+            index_io.write_index_file(path, header, {"passages": self.chunks()})
         def chunks(self):
             yield b"x" * 100000
             os._exit(9)
-    import flarecore.retrieval.hnsw as hnsw
-    hnsw.save_parts = Dying()
+    import flarecore.retrieval.stored as stored
+    stored.write_index_file = Dying()
 else:
     setattr(index_io.os, sys.argv[2], lambda *arguments: os._exit(9))
 retriever.save(sys.argv[1])

@@ -10,7 +10,7 @@ from flarecore.retrieval.corpus import read_passages
 from flarecore.retrieval.encoder import SentenceEncoder
 from flarecore.retrieval.exact import ExactRetriever
 from flarecore.retrieval.hnsw import HnswRetriever, SearchStats
-from flarecore.retrieval.hnsw_file import index_info
+from flarecore.retrieval.index_io import index_info
 from flarecore.retrieval.passage import (
     Filter,
     Passage,
