@@ -15,6 +15,7 @@ overlapping pairs of characters; everything else becomes words. In detail:
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import unicodedata
@@ -27,10 +28,11 @@ from flarecore.errors import ConfigError, UnsupportedError
 
 __all__ = ["ENGLISH_STOP_WORDS", "Analyser", "FunctionAnalyser", "TextAnalyser", "as_analyser"]
 
-ENGLISH_STOP_WORDS = frozenset("""
+_STOP_WORDS = """
     a an and are as at be been but by did do does for from had has have he her his how if in into
     is it its not of on or she so such than that the their them then there these they this those
-    to was we were what when where which who whom whose why will with you your""".split())
+    to was we were what when where which who whom whose why will with you your"""
+ENGLISH_STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 # Han, kana, bopomofo, Hangul, Yi, Thai, Lao, Myanmar, Khmer; without their digits.
 _UNSPACED = (
@@ -109,7 +111,7 @@ class TextAnalyser:
         Leave :data:`ENGLISH_STOP_WORDS` out of queries.
     stemmer : str, optional
         A language of Snowball such as "english": words go to their stems. Needs PyStemmer
-        (``pip install PyStemmer``).
+        (``pip install 'flarecore[stemming]'``).
 
     Raises
     ------
@@ -191,6 +193,12 @@ def as_analyser(analyser: object) -> Analyser:
     if analyser is None:
         return TextAnalyser()
     if isinstance(analyser, Analyser):
+        try:
+            json.dumps(dict(analyser.options), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"analyser {analyser.name!r}: an index keeps the options as JSON, which cannot "
+                f"hold these: {error}") from error
         return analyser
     name = getattr(analyser, "__qualname__", "")
     if not callable(analyser) or isinstance(analyser, type):
@@ -259,7 +267,7 @@ def _stem_function(language: str) -> Callable[[list[str]], list[str]]:
     except ImportError as error:
         raise UnsupportedError(
             f"stemmer={language!r} needs PyStemmer, which is not installed: pip install "
-            "PyStemmer") from error
+            "'flarecore[stemming]'") from error
     if language not in Stemmer.algorithms():
         raise ConfigError(
             f"stemmer must be one of {', '.join(Stemmer.algorithms())}, got {language!r}")

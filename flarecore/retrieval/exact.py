@@ -124,7 +124,8 @@ class ExactRetriever(StoredRetriever):
                 self._store.vectors, vectors, int(k), self._store.allowed(compiled))
             return [self._store.results(rows, scores) for rows, scores in found]
 
-    def _contents(self) -> IndexContents:
+    def contents(self) -> IndexContents:
+        """See ``StoredRetriever.contents``."""
         header = {
             "kind": _KIND,
             "count": len(self._store),

@@ -260,7 +260,8 @@ class HnswRetriever(StoredRetriever):
             self._stats.num_graph += num_graph
             self._stats.num_exact += num_exact
 
-    def _contents(self) -> IndexContents:
+    def contents(self) -> IndexContents:
+        """See ``StoredRetriever.contents``."""
         return hnsw_contents(self._parts)
 
     @classmethod

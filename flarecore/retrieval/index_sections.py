@@ -1,4 +1,4 @@
-"""What index files of several kinds hold (passages, vectors, the encoder), and how it is checked."""
+"""What index files of several kinds hold: passages, vectors, an encoder; and how it is checked."""
 
 from __future__ import annotations
 

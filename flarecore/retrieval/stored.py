@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from flarecore.retrieval.filters import compile_filter
 from flarecore.retrieval.index_io import write_index_file
@@ -55,8 +55,14 @@ class StoredRetriever(ABC):
         """
 
     @abstractmethod
-    def _contents(self) -> IndexContents:
-        """What a file of this index holds. The caller holds ``_writer`` until it is written."""
+    def contents(self) -> IndexContents:
+        """What a file of this index holds; ask and write it within :meth:`frozen`."""
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Keeps others from adding and saving; searches go on."""
+        with self._writer:
+            yield
 
     def add(self, passages: Iterable[Passage], *, progress: Progress | None = None) -> None:
         """Adds passages; a failed call adds none. Searches go on meanwhile.
@@ -91,6 +97,6 @@ class StoredRetriever(ABC):
         IndexFileError
             The file cannot be written.
         """
-        with self._writer:
-            contents = self._contents()
+        with self.frozen():
+            contents = self.contents()
             write_index_file(path, contents.header, contents.sections)
