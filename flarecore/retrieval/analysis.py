@@ -49,7 +49,8 @@ _GLUED = re.compile("(?=[\u00aa\u00b2\u00b3\u00b9\u00ba\u00bc-\u00be\u2070-\u207
 _INVISIBLE = {**dict.fromkeys([0xAD, *range(0x200C, 0x2010), 0x2060, 0xFEFF,
                                *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]),
               0x200B: " ", 0x2019: "'", 0x02BC: "'"}
-_THOUSANDS = r"\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?"
+# At most six groups, so that a list of thousands of them is not read again from each of its items.
+_THOUSANDS = r"\d{1,3}(?:,\d{3}){1,6}(?!,?\d)(?:\.\d+)?"
 _PIECE = re.compile(rf"{_THOUSANDS}|\d+(?:\.\d+)*|[^\W\d_]+")
 _SHORT_QUERY_CHARS = 4
 
@@ -192,7 +193,7 @@ def as_analyser(analyser: object) -> Analyser:
     """
     if analyser is None:
         return TextAnalyser()
-    if isinstance(analyser, Analyser):
+    if isinstance(analyser, Analyser) and not isinstance(analyser, type):
         try:
             json.dumps(dict(analyser.options), allow_nan=False)
         except (TypeError, ValueError) as error:
