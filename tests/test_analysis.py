@@ -101,8 +101,8 @@ def test_any_text_gives_clean_terms(text):
 
 
 @pytest.mark.parametrize(("piece", "count"), [
-    ("a.", 100_001), ("1,", 100_000), ("a'", 100_001), ("1.", 1), ("字", 199_999), ("1,000,", 199_999),
-    ("e\u0301\u0302", 1), ("-", 0), ("a1", 200_001), ("000,", 99_994)])
+    ("a.", 100_001), ("1,", 100_000), ("a'", 100_001), ("1.", 1), ("字", 199_999),
+    ("1,000,", 199_999), ("e\u0301\u0302", 1), ("-", 0), ("a1", 200_001), ("000,", 99_994)])
 def test_long_texts_take_linear_work(piece, count):
     # Matching that goes back and forth would not come to an end here.
     assert len(ANALYSER.passage_terms(piece * 100_000)) == count
