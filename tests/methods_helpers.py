@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from scripted_model import FakeClock, Lists, ScriptedEngine, ScriptedRetriever, passages
+import re
+
+from scripted_model import FakeClock, Lists, Say, ScriptedEngine, ScriptedRetriever, passages
 
 from flarecore.config import FlareConfig
 from flarecore.events import Event, Finished, SentenceAccepted
@@ -14,6 +16,25 @@ PAPER = PromptTemplate.base(
     head="HEAD\n", question="Q: {question}\n", answer="A:", passage="[{number}]: {text}\n",
     prefix_evidence="E:\n{passages}", first_evidence="F:\n{passages}",
     boundary_evidence="\nB:\n{passages}A (continued):", stop=())
+
+
+def telling(target, *, low=None, answer="A:"):
+    """A script that writes on, sentence by sentence, towards a target text.
+
+    `target` is the whole text or a function of the context that gives it; it must begin with what
+    the answer holds already.
+    """
+    def script(context, pass_index):
+        text = target(context) if callable(target) else target
+        written = context.split(answer)[-1]
+        assert text.startswith(written), (text, written)
+        rest = text[len(written):]
+        sentence = re.match(r".*?[.!?](?=[ \n]|$)\n*", rest, re.DOTALL)
+        if sentence is None:
+            return Say(rest, low=low or {}, stop="eos")
+        return Say(sentence.group(), low=low or {})
+
+    return script
 
 
 def method_for(name, script, retriever=None, *, engine=None, own=None, **options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from methods_helpers import PAPER, method_for, run_method
+from methods_helpers import PAPER, method_for, run_method, telling
 from scripted_model import Lists, Say, ScriptedEngine, ScriptedRetriever, passages
 
 from flarecore.config import FlareConfig
@@ -34,7 +34,7 @@ def test_unknown_names_and_options_are_refused():
     engine = ScriptedEngine(None)
     with pytest.raises(ConfigError, match="did you mean 'no-retrieval'"):
         make_method("no-retreival", engine, None)
-    with pytest.raises(ConfigError, match="'window_token'.*did you mean 'window_tokens'"):
+    with pytest.raises(ConfigError, match=r"'window_token'.*did you mean 'window_tokens'"):
         make_method("previous-window", engine, two_passages(), window_token=3)
     with pytest.raises(ConfigError, match="window_tokens must be an integer >= 1, got 0"):
         make_method("previous-window", engine, two_passages(), window_tokens=0)
@@ -74,7 +74,7 @@ def test_flare_is_flare():
         return Lists([Say(" One."), Say(" In 1913.", low=LOW), Say(stop="eos")],
                      [Say(" In 1912.")])
 
-    result, engine, events = run_method("flare", script(), two_passages())
+    result, engine, _ = run_method("flare", script(), two_passages())
     plain = ScriptedEngine(script())
     flare = Flare(plain, two_passages(), FlareConfig(template=PAPER, initial_retrieval=False))
     assert flare.generate("Who?").text == result.text == " One. In 1912."
@@ -194,29 +194,27 @@ def test_a_window_may_end_inside_a_character():
 
 
 NAMES = sorted(METHODS)
-
-
-def plain_story(context, pass_index):
-    done = context.split("A:")[-1]
-    if done.count(".") >= 3:
-        return Say(stop="eos")
-    return Say(" In 1912." if pass_index else f" In {'1913' if done else 'Rome'}.", low=LOW)
+STORY = telling(lambda context: " In Rome. In 1912. In Oslo."
+                if "P " in context or " 1912" in context.split("A:")[-1]
+                else " In Rome. In 1913. In Oslo.", low={" 1913": 0.1, " 1912": 0.3})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_async_equals_sync_and_nothing_is_left_behind(name):
-    engine, method = method_for(name, plain_story)
+    engine, method = method_for(name, STORY)
     expected = method.generate("Who?")
-    engine, method = method_for(name, plain_story)
+    engine, method = method_for(name, STORY)
     assert asyncio.run(method.agenerate("Who?")) == expected
     engine.check_integrity()
-    assert expected.text.count("In") == 3
+    found = name in ("flare", "next-sentence", "previous-sentence", "previous-window",
+                     "single-retrieval", "token-level")
+    assert expected.text == f" In Rome. In {1912 if found else 1913}. In Oslo."
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("num_events", range(0, 14, 2))
 def test_stopping_at_any_event_leaves_nothing(name, num_events):
-    engine, method = method_for(name, plain_story)
+    engine, method = method_for(name, STORY)
     with method.stream("Who?") as stream:
         for _ in zip(range(num_events), stream, strict=False):
             pass
@@ -228,7 +226,7 @@ def test_an_error_carries_what_was_written(name):
     def script(context, pass_index):
         if context.count(".") > 1 and "In" in context.split("A:")[-1]:
             return Say(error=ConfigError("odd"))
-        return plain_story(context, pass_index)
+        return STORY(context, pass_index)
 
     engine, method = method_for(name, script, template=PAPER)
     with pytest.raises(ConfigError, match="odd") as raised:

@@ -223,9 +223,13 @@ class AnswerLoop:
             return reason
         if self._num_new >= self._config.max_new_tokens:
             return "max_new_tokens"
-        if limit is not None and len(self._record.accepted) >= limit:
+        if limit is not None and self._num_sentences() >= limit:
             return "max_sentences"
         return None
+
+    def _num_sentences(self) -> int:
+        """Sentences that count for ``max_sentences``."""
+        return len(self._record.accepted)
 
     def _joined(self, step: SentenceStep) -> tuple[tuple[int, ...], bytes]:
         """The sentence's ids and bytes as they continue the answer."""

@@ -67,6 +67,11 @@ class Searches:
         self._initial: dict[str, bool] = {}
         self._first: Evidence | None = None
 
+    @property
+    def num_searches(self) -> int:
+        """Searches of the answer so far."""
+        return self._num_searches
+
     def searched_before(self, sentence_index: int) -> dict[str, bool]:
         """Queries that were asked at a sentence's gap before its draft, and their success."""
         return dict(self._initial) if sentence_index == 0 else {}

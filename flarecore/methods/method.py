@@ -60,7 +60,8 @@ class Method(Flare):
         if spec.head is not None:
             template = self._prompts.template
             self._instructed = PromptBuilder(engine.tokenizer, dataclasses.replace(
-                template, head=spec.head(template.kind, template.head, self._own)))
+                template, head=spec.head(template.head, self._own)))
+        self._prepared = {} if spec.prepare is None else spec.prepare(engine.tokenizer)
 
     @property
     def name(self) -> str:
@@ -90,15 +91,16 @@ class Method(Flare):
                 or not all(isinstance(message, Mapping) for message in prompt):
             return prompt
         messages: list[Any] = list(prompt)
-        first = messages[0]
-        system = first.get("content") if first.get("role") == "system" else ""
+        system = messages.pop(0).get("content") if messages[0].get("role") == "system" else ""
         if not isinstance(system, str):
-            return prompt  # refused with the place of the fault
-        head = {"role": "system", "content": self.spec.head("chat", system, self._own)}
-        return [head, *(messages[1:] if first.get("role") == "system" else messages)]
+            return prompt  # refused there, with the place of the fault
+        instruction = self.spec.head("", self._own)
+        content = f"{instruction}{system}" if system else instruction
+        return [{"role": "system", "content": content}, *messages]
 
     def _loop(self, setup: AnswerSetup) -> AnswerLoop:
-        return self.spec.loop(dataclasses.replace(setup, method=self.name), self._own)
+        return self.spec.loop(
+            dataclasses.replace(setup, method=self.name), {**self._own, **self._prepared})
 
 
 def make_method(

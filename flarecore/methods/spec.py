@@ -11,6 +11,7 @@ from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.controller import AnswerLoop
+from flarecore.loop.interfaces import TokenizerLike
 from flarecore.validation import unknown_name
 
 __all__ = ["COMMON", "EVIDENCE", "MethodSpec", "OwnOption", "plain_loop"]
@@ -79,7 +80,9 @@ class MethodSpec:
     loop : callable
         (setup, own) -> the loop of one answer.
     head : callable or None
-        (kind of template, its head, own) -> the head with the method's own instruction.
+        (head of the template, own) -> the head with the method's own instruction.
+    prepare : callable or None
+        (tokenizer) -> values that are computed once and added to `own` for the loop.
     """
 
     name: str
@@ -92,7 +95,8 @@ class MethodSpec:
     has_boundary: bool = False
     adjust: Callable[[FlareConfig, Mapping[str, Any]], dict[str, Any]] | None = None
     loop: Callable[[AnswerSetup, Mapping[str, Any]], AnswerLoop] = plain_loop
-    head: Callable[[str, str, Mapping[str, Any]], str] | None = None
+    head: Callable[[str, Mapping[str, Any]], str] | None = None
+    prepare: Callable[[TokenizerLike], Mapping[str, Any]] | None = None
 
     def narrowed(self, config: FlareConfig) -> FlareConfig:
         """The options that apply, all others at their defaults.
