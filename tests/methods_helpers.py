@@ -26,7 +26,9 @@ def telling(target, *, low=None, answer="A:"):
     """
     def script(context, pass_index):
         text = target(context) if callable(target) else target
-        written = context.split(answer)[-1]
+        written = re.split(f"{answer}|Intermediate answer:", context)[-1]
+        if written == " Follow up:":
+            return Say(" Which?\n", stop="max_tokens")
         assert text.startswith(written), (text, written)
         rest = text[len(written):]
         sentence = re.match(r".*?[.!?](?=[ \n]|$)\n*", rest, re.DOTALL)
