@@ -38,7 +38,7 @@ def test_sub_questions_are_searched_and_stay_out_of_the_text():
 
 def test_the_label_may_be_written_once_more_and_opens_a_turn_without_a_space():
     retriever = ScriptedRetriever(passages("P zero."))
-    result, engine, _ = run_method(
+    _, engine, _ = run_method(
         "question-decomposition", lines("Follow up: How long is A?", *LINES[1:2]), retriever)
     assert retriever.queries == ["How long is A?"]
     assert engine.calls[0].context.endswith("A: Follow up:")

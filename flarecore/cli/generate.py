@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     notes = make_console(stderr=True)
     index = None if args.index is None else _load_index(args, notes)
     with open_engine(args, notes) as engine:
+        if args.preset != "default":
+            config = _without_preset_only(args, config, options)
         flare = make_method(args.method, engine, index, config, **options)
         try:
             with flare.stream(question, scope=args.scope, filter=filter) as events:
@@ -114,6 +116,24 @@ def _config(args: argparse.Namespace) -> FlareConfig:
         raise ConfigError(f"--index and {given} exclude each other")
     changes = {"gate": "never"} if args.no_retrieval else {}
     return flare_config(args, **changes)
+
+
+def _without_preset_only(
+    args: argparse.Namespace, config: FlareConfig, options: dict[str, Any]
+) -> FlareConfig:
+    """The options without those that only the preset sets and the method has no use for.
+
+    Raises
+    ------
+    ConfigError
+        An option that was given itself does not apply.
+    """
+    from flarecore.methods import METHODS
+
+    spec = METHODS[args.method]
+    given = argparse.Namespace(**{**vars(args), "preset": "default"})
+    spec.configured(_config(given), spec.own_options(options))
+    return spec.narrowed(config)
 
 
 def _method_options(given: list[str]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Question decomposition: the model asks itself sub-questions, and each is searched.
 
 In the style of self-ask (Press et al. 2022), as the paper's baseline (section 4.1). The answer is
-written line by line, and opened with the label of a first sub-question. A line that begins with the label of a sub-question is searched and kept out
-of the text, though the model still sees it; what follows it is the intermediate answer, written
-with the passages in view. The line with the final answer ends the answer.
+written line by line, and opened with the label of a first sub-question. A line that begins with
+the label of a sub-question is searched and kept out of the text, though the model still sees it;
+what follows it is the intermediate answer, written with the passages in view. The line with the
+final answer ends the answer.
 """
 
 from __future__ import annotations
