@@ -22,6 +22,7 @@ _EXPORTS = {
         "DraftFinished", "DraftStarted", "Finished", "RetrievalFinished", "RetrievalStarted",
         "SentenceAccepted"],
     "flarecore.flare": ["Flare"],
+    "flarecore.methods": ["METHODS", "Method", "MethodSpec", "make_method"],
     "flarecore.model": ["Model", "ModelConfig"],
     "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
     "flarecore.result": ["FlareResult"],
@@ -96,6 +97,10 @@ if TYPE_CHECKING:
         SentenceAccepted as SentenceAccepted,
     )
     from flarecore.flare import Flare as Flare
+    from flarecore.methods import METHODS as METHODS
+    from flarecore.methods import Method as Method
+    from flarecore.methods import MethodSpec as MethodSpec
+    from flarecore.methods import make_method as make_method
     from flarecore.model import Model as Model
     from flarecore.model import ModelConfig as ModelConfig
     from flarecore.operation import (

@@ -120,6 +120,8 @@ class Trace:
         The answer and why it ended.
     stats : FlareStats
         Counts and times.
+    method : str
+        How it was written, see :mod:`flarecore.methods`.
     """
 
     model: str
@@ -133,6 +135,7 @@ class Trace:
     text: str
     stop_reason: str
     stats: FlareStats
+    method: str = "flare"
 
     @property
     def retrievals(self) -> tuple[RetrievalTrace, ...]:

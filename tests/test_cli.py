@@ -282,3 +282,33 @@ def test_json_lines_are_one_object_each(capsys, index_file):
     assert all(isinstance(json.loads(line), dict) for line in lines)
     kinds = [json.loads(line)["event"] for line in lines]
     assert kinds[0] == "RetrievalStarted" and kinds[-1] == "Finished"
+
+
+def test_methods_on_the_command_line(index_file, capsys):
+    from flarecore.cli.generate import METHOD_NAMES
+    from flarecore.methods import METHODS
+
+    assert set(METHOD_NAMES) == set(METHODS)
+    base = ["generate", "--model", "smollm2-135m", *FAST, QUESTION, "--json"]
+    with_index = [*base, "--index", str(index_file)]
+    assert run([*with_index, "--method", "previous-window", "--max-new-tokens", "12",
+                "--method-option", "window_tokens=4"]) == 2  # max_sentences does not apply
+    assert "max_sentences=1 does not apply" in capsys.readouterr().err
+    assert run([*with_index, "--method", "previous-sentence", "--max-sentences", "2"]) == 0
+    events = events_of(capsys.readouterr().out)
+    started = [e for e in events if isinstance(e, RetrievalStarted)]
+    assert started[0].query_source == "question"
+    assert {e.query_source for e in started[1:]} <= {"previous_sentence"}
+    assert run([*base, "--method", "no-retrieval"]) == 0
+    assert not [e for e in events_of(capsys.readouterr().out) if isinstance(e, RetrievalStarted)]
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--method", "fly", "--no-retrieval"], "invalid choice: 'fly'"),
+    (["--method", "no-retrieval", "--index", "x"], "--index and --method no-retrieval exclude"),
+    (["--method-option", "window_tokens", "--no-retrieval"], "must be NAME=VALUE"),
+    (["--method-option", "clock=1", "--no-retrieval"], "must be NAME=VALUE"),
+])
+def test_wrong_method_arguments(argv, message, capsys):
+    code, err = failure(["generate", "--model", "smollm2-135m", "q", *argv], capsys)
+    assert code == 2 and message in err

@@ -43,6 +43,8 @@ class AnswerSetup:
         Metadata conditions for every search.
     clock : callable
         Monotonic seconds.
+    method : str
+        Name of the method that writes the answer, see :mod:`flarecore.methods`.
     """
 
     engine: EngineLike
@@ -55,3 +57,4 @@ class AnswerSetup:
     scope: str | None
     filter: Mapping[str, Any] | None
     clock: Callable[[], float]
+    method: str = "flare"
