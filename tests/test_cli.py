@@ -10,7 +10,13 @@ import pytest
 
 from flarecore.cli import main as cli
 from flarecore.cli.demo_data import DATA
-from flarecore.events import Event, Finished, RetrievalStarted, SentenceAccepted
+from flarecore.events import (
+    Event,
+    Finished,
+    RetrievalFinished,
+    RetrievalStarted,
+    SentenceAccepted,
+)
 from flarecore.trace import Trace
 
 QUESTION = "Who was Cormac Tullagher?"
@@ -105,6 +111,10 @@ def test_wrong_usage(argv, capsys):
     (["index", "README.md", "-o", "no/such/folder/x.index"], 2, ["no/such/folder"]),
     (["index", "README.md", "-o", "."], 2, ["directory"]),
     (["index", "README.md", "-o", "x.index", "--encoder", "missing"], 1, ["missing"]),
+    (["index", "README.md", "-o", "x.index", "--retriever", "bm25", "--ef-search", "9"], 2,
+     ["--ef-search has no meaning with --retriever bm25, only with hnsw, hybrid"]),
+    (["index", "README.md", "-o", "x.index", "--stop-words"], 2, ["--stop-words", "hnsw"]),
+    (["index", "README.md", "-o", "x.index", "--retriever", "bm25", "--b", "2"], 2, ["b must be"]),
 ])
 def test_failures_say_what_and_what_to_do(argv, code, words, capsys, tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("Some text.")
@@ -160,6 +170,47 @@ def test_index_of_a_folder(capsys, tmp_path):
     out, err = capsys.readouterr()
     assert "3 passages" in out and str(target) in out
     assert "reading" in err and "embedding passages: 3 of 3" in err
+
+
+@pytest.mark.parametrize("kind", ["exact", "bm25", "hybrid"])
+def test_other_kinds_of_index(kind, capsys, tmp_path):
+    from flarecore.retrieval import index_info
+
+    target = tmp_path / "kb.index"
+    options = [] if kind == "exact" else ["--no-stop-words", "--k1", "1.5"]
+    assert run(["index", str(DATA), "-o", str(target), "--retriever", kind, *options]) == 0
+    out = capsys.readouterr().out
+    assert "77 passages" in out and ("BM25" in out) == (kind != "exact")
+    info = index_info(target)
+    assert info["kind"] == kind and info["count"] == 77
+    if kind != "exact":
+        words = info if kind == "bm25" else info["parts"][0]["header"]
+        assert words["k1"] == 1.5 and words["analyser"]["options"]["stop_words"] is None
+    assert run(["generate", "--model", "smollm2-135m", "--index", str(target), *FAST, "--json",
+                "--filter", '{"lang": "en", "topic": "biography"}', "Who was Ilse Marwede?"]) == 0
+    found = [passage.title for event in events_of(capsys.readouterr().out)
+             if isinstance(event, RetrievalFinished) for passage in event.passages]
+    assert found and "Marwede" in found[0]
+
+
+def test_unknown_kind_of_index(capsys, tmp_path, index_file):
+    from helpers_retrieval import forge
+
+    path = forge(index_file, tmp_path / "new.index", {"kind": "sparse9"})
+    code, err = failure(["generate", "--model", "smollm2-135m", "--index", str(path), "q"], capsys)
+    assert code == 1 and "sparse9" in err and "hint: build the index again" in err
+
+
+def test_bm25_index_without_the_library(capsys, tmp_path, monkeypatch):
+    target = tmp_path / "kb.index"
+    assert run(["index", str(DATA), "-o", str(target), "--retriever", "bm25"]) == 0
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    for argv in (["generate", "--model", "smollm2-135m", "--index", str(target), "q"],
+                 ["index", str(DATA), "-o", str(tmp_path / "new"), "--retriever", "hybrid"]):
+        code, err = failure(argv, capsys)
+        assert code == 1 and "pip install 'flarecore[bm25]'" in err
+    assert not (tmp_path / "new").exists()
 
 
 def test_index_replaces_only_an_index(capsys, tmp_path, index_file):

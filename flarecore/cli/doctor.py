@@ -24,6 +24,8 @@ _NEEDED = (
     ("hnswlib", "hnswlib"), ("rich", "rich"),
 )
 _EXTRAS = (
+    ("bm25s", "bm25s", "BM25 and hybrid indexes", "pip install 'flarecore[bm25]'"),
+    ("Stemmer", "PyStemmer", "indexes that stem words", "pip install 'flarecore[stemming]'"),
     ("torch", "torch", "the reference and the tests", "pip install 'flarecore[transformers]'"),
     ("transformers", "transformers", "the reference and the tests",
      "pip install 'flarecore[transformers]'"),

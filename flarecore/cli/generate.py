@@ -142,10 +142,10 @@ def _question(text: str) -> str:
 
 def _load_index(args: argparse.Namespace, notes: Console) -> Any:
     from flarecore.cli.progress import waiting
-    from flarecore.retrieval.hnsw import HnswRetriever
+    from flarecore.retrieval.loading import load_index
 
     with waiting(notes, f"loading {args.index}"):
-        return HnswRetriever.load(args.index)
+        return load_index(args.index)
 
 
 def _print(args: argparse.Namespace, flare: Flare, events: AnswerStream, question: str) -> None:
