@@ -51,8 +51,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     group.add_argument("--exemplars", default="auto", metavar="NAME_OR_FILE",
                        help="two-hop-en, single-en, single-zh or a JSON file (default: by the "
                             "questions)")
-    group.add_argument("--num-exemplars", type=int, default=4, metavar="N",
-                       help="how many of them (default: 4)")
+    group.add_argument("--num-exemplars", type=int, default=8, metavar="N",
+                       help="how many of them (default: 8, as in the paper)")
     group.add_argument("--exemplar-passages", action=argparse.BooleanOptionalAction, default=True,
                        help="show their passages (default: on)")
     group.add_argument("--prompt-style", default="auto",
@@ -76,10 +76,11 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
     group.add_argument("--language", choices=("auto", "en", "zh"), default="auto",
                        help="how answers are scored (default: by the script of the question)")
-    group.add_argument("--retriever", default="hnsw", metavar="KIND",
-                       help="hnsw or exact (default: hnsw)")
+    group.add_argument("--retriever", default="bm25", metavar="KIND",
+                       choices=("bm25", "hnsw", "exact", "hybrid"),
+                       help="bm25, hnsw, exact or hybrid (default: bm25, the paper's)")
     group.add_argument("--encoder", default="minilm-l6-v2", metavar="NAME_OR_DIR",
-                       help="sentence encoder of hnsw and exact (default: minilm-l6-v2)")
+                       help="sentence encoder of the others (default: minilm-l6-v2)")
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -172,13 +173,13 @@ def _prepare(args: argparse.Namespace, evaluation: Evaluation) -> tuple[list[Pre
     from flarecore.eval.sweep import Grid
 
     if args.what == "run":
-        specs = parse_methods(args.method or ["no-retrieval,single-retrieval,flare"])
-        return [evaluation.prepare(spec) for spec in specs], None
-    specs = parse_methods(args.method or ["flare"])
-    if len(specs) != 1:
-        raise ConfigError(f"sweep takes one --method, got {len(specs)}")
-    grid = Grid.make(specs[0], args.theta, args.beta)
-    return [evaluation.prepare(spec) for spec in grid.specs], grid
+        requests = parse_methods(args.method or ["no-retrieval,single-retrieval,flare"])
+        return [evaluation.prepare(request) for request in requests], None
+    requests = parse_methods(args.method or ["flare"])
+    if len(requests) != 1:
+        raise ConfigError(f"sweep takes one --method, got {len(requests)}")
+    grid = Grid.make(requests[0], args.theta, args.beta)
+    return [evaluation.prepare(request) for request in grid.requests], grid
 
 
 def _answer(runs: list[PreparedRun], notes: Console) -> None:
@@ -187,7 +188,7 @@ def _answer(runs: list[PreparedRun], notes: Console) -> None:
     try:
         with StageProgress(notes) as progress:
             for prepared in runs:
-                label = prepared.spec.label
+                label = prepared.request.label
                 prepared.run(lambda done, total, label=label: progress(label, done, total))
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on with the next question", file=sys.stderr)
@@ -199,7 +200,7 @@ def _report(output: Path, baseline: str | None, *, runs: Any = None, grid: Any =
     from flarecore.eval.report import write_report
 
     ids = None if runs is None else [q.id for q in runs[0].evaluation.data.questions]
-    labels = None if runs is None else [r.spec.label for r in runs]
+    labels = None if runs is None else [r.request.label for r in runs]
     text, files = write_report(output, baseline=baseline, labels=labels, ids=ids, grid=grid)
     print(text)
     print("wrote " + ", ".join(str(file) for file in files))

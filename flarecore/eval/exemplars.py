@@ -190,7 +190,7 @@ class PromptMaker:
     """
 
     def __init__(
-        self, exemplars: Exemplars, *, has_chat: bool, style: str = "auto", num_exemplars: int = 4,
+        self, exemplars: Exemplars, *, has_chat: bool, style: str = "auto", num_exemplars: int = 8,
         with_passages: bool = True, placement: str = "prefix",
     ) -> None:
         check_choice("prompt style", style, _STYLES)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flarecore.eval.dataset import EvalData
-from flarecore.retrieval.passage import Progress, Retriever
+from flarecore.retrieval.passage import Progress
 from flarecore.validation import check_choice
+
+if TYPE_CHECKING:
+    from flarecore.retrieval import HybridRetriever
+    from flarecore.retrieval.stored import StoredRetriever
 
 __all__ = ["RETRIEVERS", "open_retriever"]
 
-RETRIEVERS = ("hnsw", "exact")
+RETRIEVERS = ("bm25", "hnsw", "exact", "hybrid")
 
 
 def open_retriever(
     kind: str, data: EvalData, folder: Path, *, encoder: str = "minilm-l6-v2",
     threads: int | None = None, progress: Progress | None = None,
-) -> Retriever:
+) -> StoredRetriever | HybridRetriever:
     """A retriever over the passages.
 
     Parameters
     ----------
-    kind : str
-        One of `RETRIEVERS`.
+    kind : {"bm25", "hnsw", "exact", "hybrid"}
+        BM25 and the dense ones have their defaults; ``hybrid`` fuses BM25 and HNSW.
     data : EvalData
         Whose passages.
     folder : Path
@@ -32,7 +36,7 @@ def open_retriever(
     encoder, threads : str, int
         For dense retrievers.
     progress : callable, optional
-        As for ``HnswRetriever.build``.
+        As for the retrievers' ``add``.
 
     Raises
     ------
@@ -40,22 +44,36 @@ def open_retriever(
         Unknown kind.
     IndexFileError
         The kept index is damaged.
+    UnsupportedError
+        A package that it needs is not installed.
     """
     check_choice("--retriever", kind, RETRIEVERS)
-    from flarecore.retrieval.encoder import SentenceEncoder
+    from flarecore.retrieval import load_index
 
-    if kind == "exact":
-        from flarecore.retrieval.exact import ExactRetriever
-
-        return ExactRetriever(
-            SentenceEncoder.load(encoder, threads=threads), data.passages, progress=progress)
-    from flarecore.retrieval.hnsw import HnswRetriever
-
-    file = folder / f"{kind}-{Path(encoder).name}-{data.corpus_sha256[:12]}.index"
+    by = "" if kind == "bm25" else f"-{Path(encoder).name}"
+    file = folder / f"{kind}{by}-{data.corpus_sha256[:16]}.index"
     if file.exists():
-        return HnswRetriever.load(file)
-    built: Any = HnswRetriever.build(
-        data.passages, SentenceEncoder.load(encoder, threads=threads), progress=progress)
+        return load_index(file)
+    index = _empty(kind, encoder, threads)
+    index.add(data.passages, progress=progress)
     folder.mkdir(parents=True, exist_ok=True)
-    built.save(file)
-    return built  # type: ignore[no-any-return]
+    index.save(file)
+    return index
+
+
+def _empty(kind: str, encoder: str, threads: int | None) -> Any:
+    from flarecore.retrieval import (
+        BM25Retriever,
+        ExactRetriever,
+        HnswRetriever,
+        HybridRetriever,
+        SentenceEncoder,
+    )
+
+    if kind == "bm25":
+        return BM25Retriever.build([])
+    dense = SentenceEncoder.load(encoder, threads=threads)
+    if kind == "exact":
+        return ExactRetriever(dense)
+    graph = HnswRetriever.build([], dense)
+    return graph if kind == "hnsw" else HybridRetriever([BM25Retriever.build([]), graph])

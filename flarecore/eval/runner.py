@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flarecore import __version__
+from flarecore.config import FlareConfig
 from flarecore.engine import Engine
 from flarecore.eval.answer_log import AnswerLog
 from flarecore.eval.answering import answer_all
@@ -16,7 +18,7 @@ from flarecore.eval.exemplars import Exemplars, PromptMaker
 from flarecore.eval.metrics import text_language
 from flarecore.eval.settings import MethodRequest, config_from_settings
 from flarecore.retrieval.passage import Retriever
-from flarecore.validation import check_choice, check_int
+from flarecore.validation import check_choice, check_int, unknown_name
 
 __all__ = ["ANSWERS", "Evaluation", "PromptOptions"]
 
@@ -28,7 +30,7 @@ class PromptOptions:
     """How questions are asked; see :class:`flarecore.eval.exemplars.PromptMaker`."""
 
     style: str = "auto"
-    num_exemplars: int = 4
+    num_exemplars: int = 8
     with_passages: bool = True
 
 
@@ -75,7 +77,7 @@ class Evaluation:
         check_choice("--language", self.language, ("auto", "en", "zh"))
         check_int("--parallel", self.num_parallel, 1, 256)
 
-    def prepare(self, spec: MethodRequest) -> PreparedRun:
+    def prepare(self, request: MethodRequest) -> PreparedRun:
         """A method with everything checked that can be checked before any work.
 
         Raises
@@ -83,18 +85,19 @@ class Evaluation:
         ConfigError
             An option is wrong or the method unknown.
         """
-        from flarecore.eval.methods import make_method
+        from flarecore.methods import METHODS, make_method
 
-        given = (*self.settings, *spec.settings)
-        placement = config_from_settings(given)[0].placement
+        check_choice("--method", request.name, METHODS)
+        placement = self._options(request)[0].placement
         prompts = PromptMaker(
             self.exemplars, has_chat=self.engine.model.tokenizer.chat_template is not None,
             style=self.prompt.style, num_exemplars=self.prompt.num_exemplars,
             with_passages=self.prompt.with_passages, placement=placement)
-        config, options = config_from_settings(given, template=prompts.template)
-        method = make_method(spec.name, self.engine, self.retriever, config, **options)
+        config, options = self._options(request, template=prompts.template)
+        method = make_method(request.name, self.engine, self.retriever, config, **options)
         settings = {
-            "label": spec.label, "method": spec.name, "options": options, "config": config.to_dict(),
+            "label": request.label, "method": request.name,
+            "options": method.own_options, "config": method.config.to_dict(),
             "model": self._model(), "prompt": {
                 **prompts.describe(), "exemplars": self.exemplars.name,
                 "exemplars_sha256": self.exemplars.sha256},
@@ -102,7 +105,34 @@ class Evaluation:
             "data": {"name": self.data.name, "queries_sha256": self.data.queries_sha256,
                      "corpus_sha256": self.data.corpus_sha256},
             "flarecore": __version__}
-        return PreparedRun(self, spec, method, prompts, settings)
+        return PreparedRun(self, request, method, prompts, settings)
+
+    def _options(
+        self, request: MethodRequest, **changes: Any
+    ) -> tuple[FlareConfig, dict[str, Any]]:
+        """Options of the loop and of the method.
+
+        Options for all methods reach those that have them; a method's own ones must suit it.
+
+        Raises
+        ------
+        ConfigError
+            A value is wrong, or no method has an option of that name.
+        """
+        from flarecore.methods import METHODS
+
+        spec = METHODS[request.name]
+        config, options = config_from_settings((*self.settings, *request.settings), **changes)
+        own_config = {name for name, _ in request.settings if hasattr(config, name)}
+        narrowed = dataclasses.replace(spec.narrowed(config), **{
+            name: getattr(config, name) for name in own_config})
+        everywhere = {name for other in METHODS.values() for name in other.own}
+        if unknown := set(options) - everywhere:
+            raise unknown_name("--set", unknown, [
+                *(f.name for f in dataclasses.fields(FlareConfig)), *everywhere])
+        given_here = {name for name, _ in request.settings}
+        return narrowed, {name: value for name, value in options.items()
+                          if name in spec.own or name in given_here}
 
     def _model(self) -> dict[str, Any]:
         model = self.engine.model
@@ -116,7 +146,7 @@ class PreparedRun:
     """One method, ready to answer; made by :meth:`Evaluation.prepare`."""
 
     evaluation: Evaluation
-    spec: MethodRequest
+    request: MethodRequest
     method: Any
     prompts: PromptMaker
     settings: dict[str, Any]
@@ -124,7 +154,7 @@ class PreparedRun:
     @property
     def file(self) -> Path:
         """The log of its answers."""
-        return self.evaluation.output / ANSWERS / f"{self.spec.file_name}.jsonl"
+        return self.evaluation.output / ANSWERS / f"{self.request.file_name}.jsonl"
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> int:
         """Answers what is not answered yet; returns how many answers that were.

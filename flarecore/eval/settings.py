@@ -52,20 +52,20 @@ def parse_methods(texts: Iterable[str]) -> list[MethodRequest]:
     ConfigError
         A text is malformed or asks for the same twice.
     """
-    specs: list[MethodRequest] = []
+    requests: list[MethodRequest] = []
     for text in (part.strip() for whole in texts for part in whole.split(",")):
         name, *settings = text.split(":")
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"--method: must be NAME or NAME:option=value, got {text!r}; several are separated "
                 "by commas")
-        spec = MethodRequest(text, name, split_settings(settings, "--method"))
-        if any(spec.file_name == other.file_name for other in specs):
+        request = MethodRequest(text, name, split_settings(settings, "--method"))
+        if any(request.file_name == other.file_name for other in requests):
             raise ConfigError(f"--method: {text!r} is asked for twice")
-        specs.append(spec)
-    if not specs:
+        requests.append(request)
+    if not requests:
         raise ConfigError("--method: names no method")
-    return specs
+    return requests
 
 
 def split_settings(texts: Iterable[str], where: str = "--set") -> tuple[tuple[str, str], ...]:

@@ -26,7 +26,7 @@ class Grid:
     labels : tuple of tuple of str
         (len(thetas), max(len(betas), 1)) label of the run of each cell. Cells share a run where β
         cannot matter: θ = 0 makes no query of a draft.
-    specs : tuple of MethodRequest
+    requests : tuple of MethodRequest
         The different runs; empty for a grid that was read back.
     """
 
@@ -34,14 +34,14 @@ class Grid:
     thetas: tuple[float, ...]
     betas: tuple[float, ...]
     labels: tuple[tuple[str, ...], ...]
-    specs: tuple[MethodRequest, ...] = ()
+    requests: tuple[MethodRequest, ...] = ()
 
     @classmethod
     def make(
         cls, method: MethodRequest, thetas: Sequence[float], betas: Sequence[float] | None
     ) -> Grid:
         """The grid of a method."""
-        specs: dict[str, MethodRequest] = {}
+        requests: dict[str, MethodRequest] = {}
         rows = []
         for theta in thetas:
             row = []
@@ -50,14 +50,14 @@ class Grid:
                 if beta is not None and theta > 0:
                     more.append(("beta", f"{beta:g}"))
                 label = ":".join([method.label, *(f"{name}={value}" for name, value in more)])
-                specs[label] = MethodRequest(label, method.name, (*method.settings, *more))
+                requests[label] = MethodRequest(label, method.name, (*method.settings, *more))
                 row.append(label)
             rows.append(tuple(row))
         return cls(method.label, tuple(thetas), tuple(betas or ()), tuple(rows),
-                   tuple(specs.values()))
+                   tuple(requests.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; :meth:`from_dict` gives the grid back, without its specs."""
+        """JSON values; :meth:`from_dict` gives the grid back, without its requests."""
         return {"method": self.method, "thetas": list(self.thetas), "betas": list(self.betas),
                 "labels": [list(row) for row in self.labels]}
 
