@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
 from pathlib import Path
@@ -188,8 +189,7 @@ def _answer(runs: list[PreparedRun], notes: Console) -> None:
     try:
         with StageProgress(notes) as progress:
             for prepared in runs:
-                label = prepared.request.label
-                prepared.run(lambda done, total, label=label: progress(label, done, total))
+                prepared.run(functools.partial(progress, prepared.request.label))
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on with the next question", file=sys.stderr)
         raise

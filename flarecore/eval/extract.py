@@ -64,7 +64,7 @@ def extract_answer(text: str, language: str) -> Extracted:
             rest = text[match.end():]
             # The boundary knows "J. R. R. Tolkien" and "U.S."; a line ends the sentence as well.
             first = split_sentences(rest)[0] if rest.strip() else ""
-            answer = _trimmed(first)
+            answer = "" if first.startswith(tuple(_ENDS)) else _trimmed(first)
             if answer:
                 return Extracted(answer, True, text[:match.start()])
     sentences = [s for s in split_sentences(text) if s.strip()] if text.strip() else []

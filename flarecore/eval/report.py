@@ -180,7 +180,7 @@ def load_report(
 
 
 def _labels(output: Path) -> list[str]:
-    """Labels of all logs of a folder, those of the settings files."""
+    """Labels of all logs of a folder, in the order in which they were begun."""
     from flarecore.eval.runner import ANSWERS
 
     found = []
@@ -188,8 +188,10 @@ def _labels(output: Path) -> list[str]:
         side = file.with_suffix(".json")
         if file.stat().st_size and side.exists():
             label = loads_object(str(side), side.read_bytes()).get("label")
-            found.append(label if isinstance(label, str) else file.stem)
-    return found
+            if not isinstance(label, str):
+                raise ConfigError(f"{side}: has no 'label'; it is not of an evaluation")
+            found.append((side.stat().st_mtime_ns, label))
+    return [label for _, label in sorted(found)]
 
 
 def _file_of(output: Path, label: str) -> Path:

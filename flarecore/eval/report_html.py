@@ -54,7 +54,7 @@ def report_page(report: EvalReport) -> str:
 
 
 def _section(title: str, *body: Children) -> Markup:
-    return tag("section", tag("h2", title), body, cls="part")
+    return tag("section", tag("h2", title), body, cls="report-part")
 
 
 def _figure(name: str, plots: dict[str, Markup]) -> Markup:
@@ -96,7 +96,7 @@ def _costs(report: EvalReport) -> Markup:
     head = ["Method", *(tag("span", title, title=meaning) for _, title, meaning in COST_COLUMNS)]
     key = tag("dl", [join(tag("dt", title), tag("dd", meaning))
                      for _, title, meaning in COST_COLUMNS], cls="key-list")
-    return join(_table(head, [[m.label, *cost_cells(m)] for m in report.methods], "costs"),
+    return join(_table(head, [[m.label, *cost_cells(m)] for m in report.methods], "cost-table"),
                 tag("details", tag("summary", "What the columns mean"), key))
 
 
@@ -108,10 +108,10 @@ def _failures(report: EvalReport) -> Markup:
     rows.append(["right (exact match)", *(
         str(len(m.records) - sum(found.values()))
         for m, found in zip(report.methods, counts, strict=True))])
-    note = tag("p", "A trigger fired needlessly where a sentence was looked up and came out as it "
-               "had been drafted: ", [
-                   f"{m.label} {changed} of {total}" + ("; " if m is not report.methods[-1] else ".")
-                   for m in report.methods for changed, total in [needless(m)]], cls="note")
+    found = [(m.label, *needless(m)) for m in report.methods]
+    shares = "; ".join(f"{label} {same} of {total}" for label, same, total in found if total)
+    note = tag("p", "A search was needless where the sentence came out as it had been drafted: ",
+               shares, ".", cls="note") if shares else None
     return join(_table(["Answers", *(m.label for m in report.methods)], rows, "failures"), note)
 
 

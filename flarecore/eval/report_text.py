@@ -79,8 +79,9 @@ def notes_of(report: EvalReport) -> list[str]:
         notes.append("* Several answers were written at the same time: times are not those of one "
                      "answer.")
     if report.num_left_out:
-        notes.append(f"{report.num_left_out} answers are left out, because not every method has "
-                     "answered their question, or it was not asked for.")
+        left = report.num_left_out
+        notes.append(f"{left} answer{'s are' if left > 1 else ' is'} left out: not every method "
+                     "has answered the question, or it was not asked for.")
     return notes
 
 
@@ -172,7 +173,7 @@ def _failure_table(report: EvalReport) -> str:
     rows.append(["right (exact match)", *(
         str(len(m.records) - sum(found.values()))
         for m, found in zip(report.methods, counts, strict=True))])
-    rows.append(["looked up and not changed (fired needlessly), of all looked-up sentences", *(
+    rows.append(["sentences looked up and not changed (fired needlessly), of all looked up", *(
         "{} of {}".format(*needless(m)) for m in report.methods)])
     return _table(["Answers", *(_escape(m.label) for m in report.methods)], rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flarecore.eval.dataset import EvalData
 from flarecore.retrieval.passage import Progress
@@ -61,7 +61,9 @@ def open_retriever(
     return index
 
 
-def _empty(kind: str, encoder: str, threads: int | None) -> Any:
+def _empty(
+    kind: str, encoder: str, threads: int | None
+) -> StoredRetriever | HybridRetriever:
     from flarecore.retrieval import (
         BM25Retriever,
         ExactRetriever,

@@ -113,7 +113,7 @@ def config_from_settings(
     start = dict(DEFAULTS) if args.preset == "default" else {
         name: DEFAULTS[name] for name in ("max_sentences", "max_new_tokens", "max_draft_tokens")}
     config = flare_config(args, **start | changes)
-    if args.template is not None and "template" in changes:
+    if config.template is not None and args.template is not None and "template" in changes:
         # The words are the user's, the exemplars stay those of the run.
         config = dataclasses.replace(config, template=dataclasses.replace(
             config.template, head=changes["template"].head))
