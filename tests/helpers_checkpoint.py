@@ -90,7 +90,7 @@ def checkpoint(spec: TinyCheckpoint = TinyCheckpoint()) -> tuple[Path, Any]:
 
 @functools.cache
 def bpe_tokenizer() -> Any:
-    """A byte-level BPE with three special tokens and one that is only added, as transformers' own."""
+    """A byte-level BPE with three special tokens and one that is only added."""
     import tokenizers
     import transformers
 

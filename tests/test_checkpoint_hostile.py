@@ -1,4 +1,4 @@
-"""Damaged and hostile checkpoints, and features that are not computed: a typed error that says what."""
+"""Damaged and hostile checkpoints, features that are not computed: a typed error names them."""
 
 import json
 import os
@@ -158,7 +158,8 @@ def test_tensors_that_do_not_fit(single):
          "model.norm.weight"),
         (lambda t: {**t, "score.weight": t[q]}, UnsupportedError, "score.weight"),
         (lambda t: {**t, q[:-6] + "bias": t[q][:, 0].copy()}, UnsupportedError, "q_proj.bias"),
-        (lambda t: {k: v for k, v in t.items() if "embed" not in k}, ModelFileError, "embed_tokens"),
+        (lambda t: {k: v for k, v in t.items() if "embed" not in k}, ModelFileError,
+         "embed_tokens"),
         (lambda t: {k: v for k, v in t.items() if k != "lm_head.weight"}, ModelFileError,
          "lm_head.weight"),
     ):

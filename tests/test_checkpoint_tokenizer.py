@@ -51,7 +51,7 @@ def test_text_yields_no_special_token(pair):
 
 
 def test_bytes_are_those_of_the_text(pair, request):
-    """Joined, the bytes of a text's tokens are the text, but for blanks that the kind puts there."""
+    """Joined, the bytes of a text's tokens are the text, but for the blanks of the kind."""
     ours, theirs = pair
     kind = request.node.callspec.params["pair"]
     for text in texts(120, seed=5):

@@ -243,4 +243,4 @@ def test_values_that_cannot_be_quantised_name_file_and_tensor(tmp_path):
     with pytest.raises(ModelFileError, match=rf"model\.safetensors: tensor {name}: row 33"):
         Engine(model)
     with pytest.raises(ModelFileError, match="row 33"):
-        model.quantization
+        _ = model.quantization

@@ -76,8 +76,9 @@ class CheckpointFiles:
                 place_of[tensor.name] = len(files) - 1
         for name, file_name in weight_map.items():
             if name not in place_of or paths[place_of[name]].name != file_name:
-                raise ModelFileError(f"{directory / file_name}: tensor {name!r:.120}, which {INDEX} "
-                                     f"places there, is missing; download the file again")
+                raise ModelFileError(
+                    f"{directory / file_name}: tensor {name!r:.120}, which {INDEX} places there, is "
+                    "missing; download the file again")
         return cls(files, paths, place_of)
 
     def places(self, shape: DecoderShape) -> dict[str, tuple[int, str]]:
@@ -121,7 +122,7 @@ class CheckpointFiles:
         if one.dtype != other.dtype or one.shape != other.shape or bytes_differ(one, other):
             raise ModelFileError(
                 f"{self.paths[self.place_of[head]]}: tensor {head} differs from {embedding}, but "
-                "tie_word_embeddings is true in config.json; set it to false if the head is its own")
+                "tie_word_embeddings is true in config.json; set it to false if both are meant")
 
     def _tensor(self, name: str) -> Any:
         tensors: Sequence[Any] = self.files[self.place_of[name]].tensors

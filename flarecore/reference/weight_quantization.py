@@ -60,7 +60,7 @@ def _inverse(scale: Float32, numerator: float = 1.0) -> Float32:
 def _q8(x: Float32) -> Float32:
     scale = _half(np.abs(x).max(axis=0) / np.float32(127))
     codes = np.rint(np.clip(x * _inverse(scale), -127, 127))
-    return codes * scale
+    return np.asarray(codes * scale, np.float32)
 
 
 def _q4(x: Float32) -> Float32:
@@ -84,7 +84,7 @@ def _q4(x: Float32) -> Float32:
 
 
 def _codes(x: Float32, low: Float32, inverse: Float32) -> Float32:
-    return np.rint(np.clip((x - low) * inverse, 0, 15))
+    return np.asarray(np.rint(np.clip((x - low) * inverse, 0, 15)), np.float32)
 
 
 def _sum(values: Float32) -> Float32:

@@ -232,8 +232,8 @@ class Tokenizer:
     def _chat(self) -> ChatTemplate:
         if self.chat_template is None:
             raise ConfigError(
-                "the model has no chat template (tokenizer.chat_template in a GGUF file); pass text "
-                "or token ids instead of messages"
+                "the model has no chat template (tokenizer.chat_template in a GGUF file); pass "
+                "text or token ids instead of messages"
             )
         if self._template is None:
             self._template = ChatTemplate(self.chat_template, self._template_tokens)

@@ -271,7 +271,7 @@ def _build(values: Mapping[str, Any], where: str) -> Any:
         return Tokenizer.from_str(json.dumps(values))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises bare Exception, and panics are not even that
+    except BaseException as error:  # it raises bare Exception; panics are not even that
         raise ModelFileError(f"{where}: not a usable tokenizer: {str(error)[:300]}") from error
 
 
