@@ -40,8 +40,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="answer a question with a model and an index",
         description="Writes the answer to standard output, sentence by sentence.")
     parser.add_argument("question", metavar="QUESTION", help="'-' reads it from standard input")
-    parser.add_argument("--model", required=True, metavar="NAME_OR_FILE",
-                        help="a name such as smollm2-135m, or a .gguf file")
+    parser.add_argument("--model", required=True, metavar="NAME_OR_PATH",
+                        help="a name such as smollm2-135m, a .gguf file, or a directory with "
+                        "config.json, tokenizer.json and safetensors files")
     parser.add_argument("--index", metavar="INDEX", help="an index made by 'flarecore index'")
     parser.add_argument("--no-retrieval", action="store_true", help="answer without any index")
     parser.add_argument("--method", choices=METHOD_NAMES, default="flare", metavar="NAME",
@@ -54,6 +55,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="text put before every query, such as a product or a year")
     parser.add_argument("--filter", metavar="JSON",
                         help="metadata conditions of every search, such as '{\"lang\": \"en\"}'")
+    parser.add_argument("-v", "--verbose", action="store_true",
+                        help="say what --quantize changed in the weights")
     add_trace_option(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one event a line as JSON")
