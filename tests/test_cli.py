@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from flarecore.cli import main as cli
-from flarecore.cli.demo_data import DATA
+from flarecore.demo_data import DATA
 from flarecore.events import (
     Event,
     Finished,

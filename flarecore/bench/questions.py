@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flarecore.bench.harness import Progress, no_progress
-from flarecore.errors import ConfigError
+from flarecore.demo_data import DATA, demo_template
+from flarecore.eval.dataset import load_data
+from flarecore.eval.exemplars import PromptMaker, default_exemplars, load_exemplars
 from flarecore.retrieval.passage import Retriever
 from flarecore.templates import PromptTemplate
 
@@ -30,11 +30,13 @@ class QuestionSource:
     Attributes
     ----------
     folder : Path or None
-        Holds ``queries.jsonl`` (``question`` a line) and ``corpus.jsonl`` (``id``, ``title``,
-        ``text``); None: the demonstration's knowledge base.
+        In the layout of ``flarecore eval``; None: the demonstration's knowledge base.
+    prefix : str
+        Of its files, see :func:`flarecore.eval.dataset.load_data`.
     """
 
     folder: Path | None = None
+    prefix: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class LoopQuestions:
         What they are, in tables.
     questions : sequence of str
     retriever : Retriever
+        BM25, as in the paper.
     template : PromptTemplate or None
         None: the model's default.
     """
@@ -64,40 +67,20 @@ class LoopQuestions:
         ------
         ConfigError
             A file is missing or a line is wrong; names file and line.
+        UnsupportedError
+            bm25s is not installed.
         """
-        from flarecore.cli.demo_data import demo_template
         from flarecore.retrieval import BM25Retriever, read_passages
 
-        template = demo_template()
         if source.folder is None:
-            from flarecore.cli.demo_data import DATA
-
-            retriever = BM25Retriever.build(read_passages(DATA), progress=progress)
-            return cls("the demonstration's questions", _DEMO_QUESTIONS, retriever, template)
-        questions = _read_questions(source.folder / "queries.jsonl")
-        passages = read_passages(source.folder / "corpus.jsonl")
-        retriever = BM25Retriever.build(passages, progress=progress)
-        name = f"{source.folder.resolve().name}, {len(passages)} passages"
-        return cls(name, questions, retriever, template)
-
-
-def _read_questions(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    questions = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record: Any = json.loads(line)
-            question = record["question"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}, line {number}: no object with \"question\"") from error
-        if not isinstance(question, str) or not question.strip():
-            raise ConfigError(f"{path}, line {number}: \"question\" must be text")
-        questions.append(question)
-    if not questions:
-        raise ConfigError(f"{path} holds no question")
-    return questions
+            passages = read_passages(DATA)
+            retriever = BM25Retriever.build(passages, progress=progress)
+            return cls("the demonstration's questions", _DEMO_QUESTIONS, retriever, demo_template())
+        data = load_data(source.folder, prefix=source.prefix)
+        language = "zh" if any("\u4e00" <= c <= "\u9fff" for c in data.questions[0].text) else "en"
+        exemplars = load_exemplars(default_exemplars(data.questions, language))
+        # Running text keeps a small model in the format, whether it knows a chat or not.
+        prompts = PromptMaker(exemplars, has_chat=False, style="text")
+        retriever = BM25Retriever.build(data.passages, progress=progress)
+        return cls(f"{data.name}, {len(data.passages)} passages",
+                   [question.text for question in data.questions], retriever, prompts.template)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flarecore.cli.demo_data import (
+from flarecore.demo_data import (
     QUESTIONS,
     DemoQuestion,
     demo_template,
