@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from methods_helpers import PAPER, method_for, run_method, telling
+from helpers_methods import PAPER, method_for, run_method, telling
 from scripted_model import Lists, Say, ScriptedEngine, ScriptedRetriever, passages
 
 from flarecore.config import FlareConfig
