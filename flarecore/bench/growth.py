@@ -63,14 +63,13 @@ class _Retrieval:
         """What is in the cache before."""
         return self._prompt.layout(self._placement, None, self._answer)
 
-    def renew(self) -> list[int]:
-        """A context with passages that nobody has seen."""
+    def renew(self) -> None:
+        """Makes a context with passages that nobody has seen."""
         # Changed near the start: nothing behind it can be found in a cache either.
         ids = self._session.own.salted(self._session.context(self._num_evidence, 3))
         item = EvidenceItem(Passage(id="p", text="p"), "p", 0, 0, 0, token_ids=tuple(ids))
         placed = Placed(Evidence((item,)), len(self._answer))
         self._context = self._prompt.layout(self._placement, placed, self._answer)
-        return self._context
 
 
 class _Own(_Retrieval):
@@ -89,7 +88,7 @@ class _Own(_Retrieval):
                     self._context, max_tokens=1, until="eos", ignore_eos=True)
             self.num_prefilled = decoded.stats.num_prefilled
 
-        return Case(name, run, lambda: self.renew() and None)
+        return Case(name, run, self.renew)
 
     def close(self) -> None:
         self._sequence.close()

@@ -8,7 +8,7 @@ each engine has its own arithmetic: times are per accepted sentence, counts per 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flarecore.bench.harness import Case, Quantiles, ratios, run_rounds
@@ -48,7 +48,7 @@ class LoopOptions:
         Of an answer and of a sentence; published code asks for so many tokens each time.
     """
 
-    source: QuestionSource = QuestionSource()
+    source: QuestionSource = field(default_factory=QuestionSource)
     num_questions: int = 8
     num_slow_questions: int = 1
     theta: float = 0.8
@@ -230,7 +230,8 @@ def _row(
         "num_sentences": totals.num_sentences, "num_retrievals": totals.num_retrievals,
         "tokens_per_sentence": totals.num_tokens / num_sentences,
         "prefilled_per_token": totals.num_prefilled / num_tokens,
-        "decoded_per_token": totals.num_decoded / num_tokens,
+        # Those that a proposal gave away are not decoded one by one.
+        "decoded_per_token": (totals.num_decoded - totals.num_accepted) / num_tokens,
         "accepted_per_token": totals.num_accepted / num_tokens}
     peers: dict[str, Quantiles] = {}
     if mode is not first:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -30,14 +31,15 @@ _WHAT = {
 _ALL = ("decode", "busy", "prefill", "load", "sampling", "quality", "loop", "growth")
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    """Positive integers from a comma-separated list."""
+def _integers(text: str, at_least: int = 1) -> tuple[int, ...]:
+    """Integers from a comma-separated list."""
     try:
         values = tuple(int(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if not values or min(values) < 1:
-        raise argparse.ArgumentTypeError(f"positive integers with commas between, got {text!r}")
+    if not values or min(values) < at_least:
+        raise argparse.ArgumentTypeError(
+            f"integers >= {at_least} with commas between, got {text!r}")
     return values
 
 
@@ -97,7 +99,8 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--theta", type=float, metavar="P", help="threshold (default: 0.8)")
     group = parser.add_argument_group("growth")
     group.add_argument("--answers", help="tokens of the answer (default: "
-                       "0,500,1000,1500,2000)", **lists)
+                       "0,500,1000,1500,2000)", metavar="N,N",
+                       type=functools.partial(_integers, at_least=0))
     group = parser.add_argument_group("quality")
     group.add_argument("--max-tokens", help="tokens of the text (default: 20000)", **number)
     group.add_argument("--window", help="tokens of a window (default: 512)", **number)

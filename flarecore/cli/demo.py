@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flarecore.cli.numbers import print_numbers, total
+from flarecore.cli.options import add_engine_options, add_flare_options, flare_config
+from flarecore.cli.trace_output import add_trace_option, check_trace_option, save_traces
 from flarecore.demo_data import (
     QUESTIONS,
     DemoQuestion,
@@ -15,9 +18,6 @@ from flarecore.demo_data import (
     load_index,
     own_question,
 )
-from flarecore.cli.numbers import print_numbers, total
-from flarecore.cli.options import add_engine_options, add_flare_options, flare_config
-from flarecore.cli.trace_output import add_trace_option, check_trace_option, save_traces
 
 if TYPE_CHECKING:
     from rich.console import Console
