@@ -38,7 +38,8 @@ class PackedMatrix {
   // `error` gets what that changed, summed row by row, whatever the tile and the threads. A row with
   // a value that no group can hold is left as zeros; the first one is in error->first_bad_row.
   static PackedMatrix pack_quantizing(const TensorView& source, Quantize quantize, PackMode mode,
-                                      int tile, ThreadPool* pool, QuantizationError* error);
+                                      const KernelTable& kernels, ThreadPool* pool,
+                                      QuantizationError* error);
 
   PackedView view() const { return view_; }
   int64_t num_rows() const { return view_.num_rows; }

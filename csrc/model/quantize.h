@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cpu/kernels.h"
 #include "model/ggml_types.h"
 
 namespace flarecore {
@@ -42,6 +43,7 @@ struct QuantizationError {
 // taken, so that a group is never worse than by its minimum and maximum.
 //
 // Every group is computed in one order of float32 operations, on every CPU level.
-void quantize_groups(Quantize quantize, const float* values, int64_t num_groups, GgmlGroup* out);
+void quantize_groups(Quantize quantize, const KernelTable& kernels, const float* values,
+                     int64_t num_groups, GgmlGroup* out);
 
 }  // namespace flarecore
