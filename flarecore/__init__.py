@@ -24,6 +24,7 @@ _EXPORTS = {
     "flarecore.flare": ["Flare"],
     "flarecore.model": ["Model", "ModelConfig"],
     "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
+    "flarecore.quantization": ["KindError", "Quantization"],
     "flarecore.result": ["FlareResult"],
     "flarecore.retrieval": [
         "ExactRetriever", "HnswRetriever", "Passage", "Retriever", "SentenceEncoder",
@@ -110,6 +111,8 @@ if TYPE_CHECKING:
     from flarecore.operation import (
         Scored as Scored,
     )
+    from flarecore.quantization import KindError as KindError
+    from flarecore.quantization import Quantization as Quantization
     from flarecore.result import FlareResult as FlareResult
     from flarecore.retrieval import (
         ExactRetriever as ExactRetriever,

@@ -124,9 +124,9 @@ struct KernelTable {
   // float32 -> float16, round to nearest even; what overflows becomes +-65504. (n)
   void (*to_float16)(const float* x, int64_t n, uint16_t* y);
 
-  // Scale and minimum of each group of 32 weights whose 4-bit codes have the smallest squared error,
-  // of nine starts (model/quantize.h). x is (num_groups, 32), finite; scales >= 0 and mins are
-  // (num_groups). The same bits on every level.
+  // Scale and minimum of the 4-bit codes with the smallest squared error, of nine starts
+  // (model/quantize.h), for each group of 32 weights. x is (num_groups, 32), finite; scales >= 0
+  // and mins are (num_groups). The same bits on every level.
   void (*search_q4)(const float* x, int64_t num_groups, float* scales, float* mins);
 
   // Yardsticks of the benchmarks: the sum of n words, read as fast as the level can, and the largest
