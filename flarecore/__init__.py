@@ -25,6 +25,7 @@ _EXPORTS = {
     "flarecore.methods": ["METHODS", "Method", "MethodSpec", "make_method"],
     "flarecore.model": ["Model", "ModelConfig"],
     "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
+    "flarecore.quantization": ["KindError", "Quantization"],
     "flarecore.result": ["FlareResult"],
     "flarecore.retrieval": [
         "BM25Retriever", "ExactRetriever", "HnswRetriever", "HybridRetriever", "Passage",
@@ -115,6 +116,8 @@ if TYPE_CHECKING:
     from flarecore.operation import (
         Scored as Scored,
     )
+    from flarecore.quantization import KindError as KindError
+    from flarecore.quantization import Quantization as Quantization
     from flarecore.result import FlareResult as FlareResult
     from flarecore.retrieval import (
         BM25Retriever as BM25Retriever,
