@@ -96,9 +96,9 @@ def mark_seen(
     *,
     seen: int,
     vocab_size: int,
-    tokens: int,
     num_tokens: int,
     stream: int,
+    tokens: int = 0,
     clear: bool = True,
 ) -> None:
     """Set the bits of `tokens` ((num_tokens) int32) in one row of `seen`, cleared before.
