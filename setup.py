@@ -16,6 +16,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup
@@ -23,6 +24,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CompileError
 
 ROOT = Path(__file__).parent.resolve()
+sys.dont_write_bytecode = True  # a folder in csrc/ that changes would look like new sources
 sys.path.insert(0, str(ROOT / "csrc" / "cuda"))
 import nvcc_toolchain  # noqa: E402
 
@@ -58,18 +60,20 @@ def cuda_sources() -> list[str]:
     return [str(p.relative_to(ROOT)) for p in found] + ["csrc/bindings/cuda_arguments.cpp"]
 
 
-def is_stale(obj: Path) -> bool:
-    """True if the object is missing or older than this file or one in its dependency list."""
+def is_stale(obj: Path, *more: str) -> bool:
+    """True if the object is missing or older than a file in its dependency list, this or `more`."""
     dependencies = obj.with_suffix(".d")
     if not obj.exists() or not dependencies.exists():
         return True
     listed = dependencies.read_text().split(":", 1)[1].replace("\\\n", " ").split()
     built = obj.stat().st_mtime
-    listed += [__file__, nvcc_toolchain.__file__]
-    return any(not Path(n).exists() or Path(n).stat().st_mtime > built for n in listed)
+    return any(not Path(n).exists() or Path(n).stat().st_mtime > built
+               for n in [*listed, *more, __file__])
 
 
 def compile_cuda(source: str, obj: Path) -> None:
+    if not is_stale(obj, nvcc_toolchain.__file__):
+        return
     obj.parent.mkdir(parents=True, exist_ok=True)
     command = nvcc_toolchain.find().compile_command(source, obj)
     run_nvcc([*command, "-MMD", "-MF", str(obj.with_suffix(".d"))])
@@ -82,7 +86,8 @@ def run_nvcc(command: list[str]) -> None:
 
 
 class BuildExt(build_ext):
-    user_options = [*build_ext.user_options, ("only=", None, "build one module: _C or _cuda")]
+    user_options: ClassVar = [
+        *build_ext.user_options, ("only=", None, "build one module: _C or _cuda")]
 
     def initialize_options(self):
         super().initialize_options()
@@ -165,11 +170,11 @@ class BuildExt(build_ext):
         cc_args = compiler._get_cc_args(pp_opts, debug, extra_preargs)
 
         def compile_one(obj):
-            if not is_stale(Path(obj)):
-                return
             src, ext = build[obj]
             if ext == ".cu":
                 compile_cuda(src, Path(obj))
+                return
+            if not is_stale(Path(obj)):
                 return
             level = isa_of(src)
             flags = list(extra) + (ISA_FLAGS[level] if level else [])

@@ -1,10 +1,11 @@
 """Types of the CUDA module. tests/test_cuda_module.py holds them against the module.
 
 Pointers are integers (``tensor.data_ptr()``) into the memory of the current CUDA device, ``stream``
-is ``torch.cuda.current_stream().cuda_stream``. Every call checks what the host can see (ConfigError)
-before it launches anything, and raises UnsupportedError where there is no usable device. Nothing
-synchronises with the host, so every launch can be captured in a CUDA graph. Contents of device
-memory are not read by the host; kernels guard against values that would lead them astray.
+is ``torch.cuda.current_stream().cuda_stream``. Every call checks what the host can see before it
+launches anything (ConfigError), and raises UnsupportedError where there is no usable device.
+Nothing synchronises with the host, so every launch can be captured in a CUDA graph, once the same
+call ran outside of one (the driver loads a kernel at its first launch). Contents of device memory
+are not read by the host; kernels guard against values that would lead them astray.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-// The bodies of the CUDA kernels run on the CPU, for tests: the same lines of code, the same splits.
+// The bodies of the CUDA kernels run on the CPU, for tests: the same code, the same splits.
 //
 // The calls take what flarecore._cuda takes, with addresses of host memory. Blocks run one after
 // the other, in an order that `block_order` shuffles, since no result may depend on it.

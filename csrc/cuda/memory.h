@@ -43,11 +43,13 @@ FLARECORE_DEVICE T load_fresh(const T* at) {
   T value;
   if constexpr (sizeof(T) % 16 == 0) {
     uint4 words[sizeof(T) / 16];
-    for (size_t i = 0; i < sizeof(T) / 16; ++i) words[i] = __ldcg(reinterpret_cast<const uint4*>(at) + i);
+    const auto* from = reinterpret_cast<const uint4*>(at);
+    for (size_t i = 0; i < sizeof(T) / 16; ++i) words[i] = __ldcg(from + i);
     memcpy(&value, words, sizeof(T));
   } else {
     unsigned words[sizeof(T) / 4];
-    for (size_t i = 0; i < sizeof(T) / 4; ++i) words[i] = __ldcg(reinterpret_cast<const unsigned*>(at) + i);
+    const auto* from = reinterpret_cast<const unsigned*>(at);
+    for (size_t i = 0; i < sizeof(T) / 4; ++i) words[i] = __ldcg(from + i);
     memcpy(&value, words, sizeof(T));
   }
   return value;

@@ -122,8 +122,8 @@ def _version(path: str) -> str:
         raise NvccUnavailable(f"{path} does not tell its version")
     if (int(match[1]), int(match[2])) < OLDEST:
         raise NvccUnavailable(
-            f"{path} is version {match[0][1:]}, older than {OLDEST[0]}.{OLDEST[1]}; install a newer "
-            "CUDA toolkit"
+            f"{path} is version {match[0][1:]}, older than {OLDEST[0]}.{OLDEST[1]}; install a "
+            "newer CUDA toolkit"
         )
     return match[0][1:]
 

@@ -8,9 +8,9 @@
 namespace flarecore::cuda {
 namespace {
 
-// Three blocks on a multiprocessor: without the hint ptxas aims higher and spills.
+// Four blocks on a multiprocessor: without the hint ptxas aims higher and spills.
 template <typename Logit>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 4)
     sample_kernel(const __grid_constant__ SampleArgs args) {
   __shared__ DeviceBlock::Scratch block_scratch;
   __shared__ SampleScratch scratch;
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 }
 
 template <typename Logit>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 4)
     filter_kernel(const __grid_constant__ SampleArgs args) {
   __shared__ DeviceBlock::Scratch block_scratch;
   __shared__ FilterScratch scratch;

@@ -27,8 +27,9 @@ struct RowSums {
 };
 
 template <typename Logit, typename Block>
-FLARECORE_DEVICE ChunkStats chunk_stats(Block& block, const SampleArgs& a, int chunk, int row) {
-  typename Block::template Local<float, kPerThread> choice, raw;
+FLARECORE_DEVICE ChunkStats chunk_stats(Block& block, const SampleArgs& a, int chunk, int row,
+                                        typename Block::template Local<float, kPerThread>& choice) {
+  typename Block::template Local<float, kPerThread> raw;
   typename Block::template Local<float> thread_top;
   typename Block::template Local<RowTops> tops;
   typename Block::template Local<RowSums> sums;
@@ -36,7 +37,6 @@ FLARECORE_DEVICE ChunkStats chunk_stats(Block& block, const SampleArgs& a, int c
   const bool own_choice = has_own_choice(a);
   block.each([&](int t) {
     const int id = chunk * kChunk + t * kPerThread;
-    read_choice<Logit>(a, row, id, &choice(t));
     if (own_choice) {
       read_logits<Logit>(a.logits, a.logits_stride, row, id, a.vocab_size, &raw(t));
     } else {
@@ -112,16 +112,16 @@ FLARECORE_DEVICE int32_t draw_in_id_order(Block& block, SampleScratch& scratch, 
   });
   const int32_t token = block.reduce(found, smaller);
   if (token < a.vocab_size) return token;
-  // The chunk's own sum was rounded otherwise: nothing reaches the goal, so the last weight does,
-  // or, where all are below 2^-42, the chunk's largest logit.
+  // The chunk's own sum was rounded otherwise: nothing reaches the goal, so the last weight does.
+  // There is one: chunks of nothing but weights below 2^-42 hold less than 2^-24 of a row together,
+  // and u keeps that far from 1.
   block.each([&](int t) {
-    found(t) = -1;
+    found(t) = 0;
     for (int i = 0; i < kPerThread; ++i) {
       if (fixed_weight(x(t, i), top, inverse) > 0) found(t) = chunk * kChunk + t * kPerThread + i;
     }
   });
-  const int32_t last = block.reduce(found, [](int32_t p, int32_t q) { return p > q ? p : q; });
-  return last >= 0 ? last : load_fresh(a.chunks + row * num_chunks(a.vocab_size) + chunk).arg;
+  return block.reduce(found, [](int32_t p, int32_t q) { return p > q ? p : q; });
 }
 
 // A logit such that every token the row's filters may need is at or above it.
@@ -214,8 +214,13 @@ FLARECORE_DEVICE void join_chunks(Block& block, SampleScratch& scratch, const Sa
 template <typename Logit, typename Block>
 FLARECORE_DEVICE void sample_body(Block& block, SampleScratch& scratch, const SampleArgs& a,
                                   int chunk, int row) {
+  // Read before the settings are known, so that both are under way at once.
+  typename Block::template Local<float, kPerThread> choice;
+  block.each([&](int t) {
+    read_choice<Logit>(a, row, chunk * kChunk + t * kPerThread, &choice(t));
+  });
   if (is_idle(a, row)) return;
-  const ChunkStats stats = chunk_stats<Logit>(block, a, chunk, row);
+  const ChunkStats stats = chunk_stats<Logit>(block, a, chunk, row, choice);
   const int chunks = static_cast<int>(num_chunks(a.vocab_size));
   block.each([&](int t) {
     if (t == 0) a.chunks[int64_t{row} * chunks + chunk] = stats;

@@ -70,13 +70,13 @@ FLARECORE_DEVICE uint64_t select_key(Block& block, SelectScratch& scratch, int c
     });
     block.sync();
     const int bin = scratch.bin;
+    if (bin >= 0) above = scratch.above;
+    const bool is_alone = bin >= 0 && scratch.counts[bin] == 1;
+    block.sync();
     if (bin < 0) return low;
-    above = scratch.above;
-    const bool is_alone = scratch.counts[bin] == 1;
     low += static_cast<uint64_t>(bin) << shift;
     const uint64_t last = low + ((uint64_t{1} << shift) - 1);
     high = last < high ? last : high;
-    block.sync();
     if (shift == 0) return low;
     if (!is_alone) continue;
     block.each([&](int t) {
