@@ -13,6 +13,7 @@ from helpers_cuda import (
     BELOW_THETA,
     FULL,
     INVALID,
+    Device,
     Emulation,
     Rows,
     bits_of_seen,
@@ -189,6 +190,24 @@ def test_a_row_gives_the_same_bits_in_any_batch_and_order(backend):
         alone = Rows(backend, logits[row : row + 1], options[row : row + 1], pad=3).step()
         assert alone["tokens"][0] == together["tokens"][row]
         assert alone.probs[:1].tobytes() == together.probs[row : row + 1].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("vocab", [111, 49152, 262144])
+def test_the_device_gives_the_bits_of_the_emulation(vocab, dtype):
+    device = Device()
+    options = [{**m, "seed": 4, "beta": 0.2, "theta": 0.6} for m in MODES.values()]
+    memory, _ = to_dtype(normal_logits(len(options), vocab, seed=6), dtype)
+    for pad in (0, 1):
+        pair = [Rows(backend, memory, options, dtype=dtype, pad=pad, capacity=8)
+                for backend in (device, Emulation())]  # fmt: skip
+        for _ in range(3):
+            for rows in pair:
+                rows.step()
+        for name in ("tokens", "positions", "flags", "min_prob", "num_sampled", "history_tokens",
+                     "history_probs", "history_flags"):  # fmt: skip
+            assert pair[0][name].tobytes() == pair[1][name].tobytes(), name
 
 
 @pytest.mark.parametrize("vocab", [2, 111, 8000])

@@ -12,6 +12,7 @@
 
 #include "common/host_device.h"
 #include "common/philox.h"
+#include "cpu/half.h"
 #include "cuda/sampler_args.h"
 
 namespace flarecore::cuda {
@@ -114,16 +115,12 @@ FLARECORE_DEVICE float to_float(Bfloat16 x) {
   return bits_to_float(static_cast<uint32_t>(x.bits) << 16);
 }
 FLARECORE_DEVICE float to_float(Half x) {
-#ifdef __CUDA_ARCH__
+#ifdef __CUDACC__
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
   return value;
 #else
-  const uint32_t sign = (x.bits & 0x8000u) << 16, magnitude = x.bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return bits_to_float(sign | 0x7f800000u | (magnitude << 13));
-  if (magnitude >= 0x0400u) return bits_to_float(sign | ((magnitude << 13) + (112u << 23)));
-  const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
-  return sign != 0 ? -subnormal : subnormal;
+  return float_from_half(x.bits);
 #endif
 }
 
