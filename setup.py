@@ -129,9 +129,7 @@ class BuildExt(build_ext):
         self.extensions = [e for e in self.extensions if e.name != CUDA_MODULE]
 
     def build_extensions(self):
-        compiler = self.compiler
-        compiler.src_extensions.append(".cu")
-        compiler.compile = self._compile_parallel
+        self.compiler.src_extensions.append(".cu")
         # A compiler that fails is an error for the core, and for the CUDA module if it was forced.
         for extension in list(self.extensions):
             try:
@@ -142,15 +140,12 @@ class BuildExt(build_ext):
                 self._leave_out_cuda(f"it did not compile\n{error}")
 
     def build_extension(self, ext):
+        self.compiler.compile = self._compile_parallel
+        usual = self.compiler.link_shared_object
         if ext.name == CUDA_MODULE:
-            usual = self.compiler.link_shared_object
             self.compiler.link_shared_object = self._link_cuda
-            try:
-                super().build_extension(ext)
-            finally:
-                self.compiler.link_shared_object = usual
-        else:
-            super().build_extension(ext)
+        super().build_extension(ext)
+        self.compiler.link_shared_object = usual
 
     def _link_cuda(self, objects, output_filename, *args, **kwargs):
         Path(output_filename).parent.mkdir(parents=True, exist_ok=True)
