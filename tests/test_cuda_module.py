@@ -67,11 +67,9 @@ def test_the_table_has_every_kernel():
 
 
 def test_without_nvcc_it_is_left_out_with_one_line(tmp_path):
-    nowhere = {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path), "CUDA_PATH": ""}
-    if Path("/usr/local/cuda/bin/nvcc").exists():
-        pytest.skip("an nvcc in the usual place cannot be hidden")
+    nowhere = {"CUDA_HOME": str(tmp_path)}
     printed = build(f"--build-lib={tmp_path}", **nowhere)
-    assert re.fullmatch(r"· flarecore\._cuda is left out: nvcc not found .*\n", printed)
+    assert re.fullmatch(r"· flarecore\._cuda is left out: nvcc not found in .*\n", printed)
     printed = build(f"--build-lib={tmp_path}", expect=1, FLARECORE_CUDA="1", **nowhere)
     assert "FLARECORE_CUDA=1, but flarecore._cuda cannot be built: nvcc not found" in printed
 

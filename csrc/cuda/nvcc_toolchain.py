@@ -88,24 +88,26 @@ def mode() -> str:
     return value
 
 
-def find_executable() -> str | None:
-    """nvcc of CUDA_HOME or CUDA_PATH, of PATH, or of the usual place."""
+def find_executable() -> str:
+    """nvcc of CUDA_HOME or CUDA_PATH if one is set, else of PATH or of the usual place."""
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(name):
-            found = shutil.which(str(Path(os.environ[name]) / "bin" / "nvcc"))
-            if found:
-                return found
-    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+            places = [str(Path(os.environ[name]) / "bin" / "nvcc")]
+            where = f"bin of {name}={os.environ[name]}"
+            break
+    else:
+        places, where = ["nvcc", "/usr/local/cuda/bin/nvcc"], "PATH and /usr/local/cuda/bin"
+    for place in places:
+        found = shutil.which(place)
+        if found is not None:
+            return found
+    raise NvccUnavailable(f"nvcc not found in {where}; install the CUDA toolkit")
 
 
 @lru_cache(maxsize=1)
 def find() -> Nvcc:
     """The nvcc to use, after a trial; raises NvccUnavailable."""
     path = find_executable()
-    if path is None:
-        raise NvccUnavailable(
-            "nvcc not found (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda); install the CUDA toolkit"
-        )
     version = _version(path)
     nvcc = Nvcc(path, version, _architectures(path))
     _try_out(nvcc)
