@@ -109,6 +109,10 @@ def run(args: argparse.Namespace) -> int:
     with open_engine(args, notes) as engine:
         evaluation = _evaluation(args, notes, data, engine, output)
         runs, grid = _prepare(args, evaluation)
+        labels = [r.request.label for r in runs]
+        if args.baseline not in (None, *labels):
+            raise ConfigError(
+                f"--baseline {args.baseline!r} is none of {', '.join(map(repr, labels))}")
         _answer(runs, notes)
     return _report(output, args.baseline, runs=runs, grid=grid)
 
@@ -154,7 +158,7 @@ def _evaluation(
     from flarecore.eval.settings import split_settings
 
     language = text_language(data.questions[0].text) if args.language == "auto" else args.language
-    exemplars = load_exemplars(default_exemplars(data.questions, language)
+    exemplars = load_exemplars(default_exemplars(data.num_gold, language)
                                if args.exemplars == "auto" else args.exemplars)
     settings = split_settings(args.set)
     with StageProgress(notes) as progress:
