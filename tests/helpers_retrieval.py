@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 
@@ -23,8 +24,13 @@ class WordEncoder:
         rows = np.zeros((len(texts), self.dim), dtype=np.float32)
         for row, text in zip(rows, texts, strict=True):
             for word in re.findall(r"\w+", text.lower()):
-                row += np.random.default_rng(zlib.crc32(word.encode())).standard_normal(self.dim)
+                row += _word_vector(word, self.dim)
         return rows
+
+
+@functools.cache
+def _word_vector(word: str, dim: int) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(word.encode())).standard_normal(dim)
 
 
 class TableEncoder:

@@ -26,7 +26,9 @@ def telling(target, *, low=None, answer="A:"):
     """
     def script(context, pass_index):
         text = target(context) if callable(target) else target
-        written = context.split(answer)[-1]
+        written = re.split(f"{answer}|Intermediate answer:", context)[-1]
+        if written == " Follow up:":
+            return Say(" Which?\n", stop="max_tokens")
         assert text.startswith(written), (text, written)
         rest = text[len(written):]
         sentence = re.match(r".*?[.!?](?=[ \n]|$)\n*", rest, re.DOTALL)
@@ -62,7 +64,8 @@ def run_method(name, script, retriever=None, *, prompt="Who?", **options):
     assert not isinstance(script, Lists) or script.is_used_up
     assert Trace.from_json(result.trace.to_json()) == result.trace
     assert result.trace.method == name
+    assert result.trace.method_options == method.own_options
     assert len(result.trace.retrievals) == result.stats.num_retrievals
     assert [Event.from_json(e.to_json()) for e in events] == events
-    assert result.trace.to_html()
+    assert name == "flare" or f"<b dir=\"auto\">{name}</b>" in result.trace.to_html()
     return result, engine, events

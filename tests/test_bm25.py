@@ -42,6 +42,18 @@ def test_scores_equal_the_formula(k1, b, title):
         assert found and [p.score for p in found] == sorted((p.score for p in found), reverse=True)
 
 
+def test_the_library_computes_the_scores(monkeypatch):
+    import bm25s
+
+    calls = []
+    original = bm25s.BM25.get_scores_from_ids
+    monkeypatch.setattr(bm25s.BM25, "get_scores_from_ids", lambda self, ids: (
+        calls.append(ids), original(self, ids))[1])
+    index = BM25Retriever.build([Passage("a", "x y x"), Passage("b", "z")])
+    index.search(["z x", "unknown"], 1)
+    assert calls == [[0, 2]]
+
+
 def test_the_formula_by_hand():
     # N = 2, the term in 1 of them, once, length 2, mean length 1.5
     weight = math.log(1 + 1.5 / 1.5)

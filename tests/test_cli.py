@@ -350,8 +350,10 @@ def test_methods_on_the_command_line(index_file, capsys):
     started = [e for e in events if isinstance(e, RetrievalStarted)]
     assert started[0].query_source == "question"
     assert {e.query_source for e in started[1:]} <= {"previous_sentence"}
-    assert run([*base, "--method", "no-retrieval"]) == 0
+    assert run([*base, "--method", "no-retrieval", "--preset", "paper"]) == 0
     assert not [e for e in events_of(capsys.readouterr().out) if isinstance(e, RetrievalStarted)]
+    assert run([*base, "--method", "no-retrieval", "--preset", "paper", "--theta", "0.5"]) == 2
+    assert "theta=0.5 does not apply" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("argv", "message"), [

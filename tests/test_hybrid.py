@@ -5,8 +5,12 @@ import threading
 
 import pytest
 from helpers_retrieval import WordEncoder, forge, ids_of, replace_text
+from scripted_model import FakeClock, Lists, Say, ScriptedEngine
+from test_controller import PAPER
 
+from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError, IndexFileError, RetrievalError, UnsupportedError
+from flarecore.flare import Flare
 from flarecore.retrieval.bm25 import BM25Retriever
 from flarecore.retrieval.exact import ExactRetriever
 from flarecore.retrieval.fusion import fuse
@@ -114,6 +118,21 @@ def test_asearch_runs_all_at_once_and_equals_search():
     assert parts[2].calls[0] == "asearch"
     with pytest.raises(ConfigError, match="k must be"):
         asyncio.run(hybrid.asearch(["q"], 0))
+
+
+def test_answers_use_asearch():
+    async def asearch(queries, k, filter=None):
+        asked.append(queries)
+        return await HybridRetriever.asearch(hybrid, queries, k, filter)
+
+    asked = []
+    hybrid = HybridRetriever([Fixed("a"), Fixed("b")])
+    hybrid.asearch = asearch
+    engine = ScriptedEngine(Lists([Say(" One."), Say(stop="eos")]))
+    flare = Flare(engine, hybrid, FlareConfig(template=PAPER), clock=FakeClock())
+    result = asyncio.run(flare.agenerate("Who?"))
+    assert asked == [["Who?"]]
+    assert [p.id for p in result.trace.initial_retrieval.passages] == ["a", "b"]
 
 
 def test_cancelled_asearch_cancels_its_retrievers():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from methods_helpers import run_method
-from scripted_model import Say, ScriptedRetriever, passages
+from scripted_model import Say, ScriptedEngine, ScriptedRetriever, passages
 
-LINES = [" Follow up: How long is A?", " A is 3 km long.", "Follow up: How long is B?",
+LINES = [" How long is A?", " A is 3 km long.", "Follow up: How long is B?",
          " B is 4 km long.", "So the answer is: B."]
 
 
@@ -36,6 +36,17 @@ def test_sub_questions_are_searched_and_stay_out_of_the_text():
     assert {c.options["stop"] for c in engine.calls} == {("\n",)}
 
 
+def test_the_label_may_be_written_once_more_and_opens_a_turn_without_a_space():
+    retriever = ScriptedRetriever(passages("P zero."))
+    _, engine, _ = run_method(
+        "question-decomposition", lines("Follow up: How long is A?", *LINES[1:2]), retriever)
+    assert retriever.queries == ["How long is A?"]
+    assert engine.calls[0].context.endswith("A: Follow up:")
+    chat = ScriptedEngine(lines("?", " It is."), chat=True)
+    run_method("question-decomposition", None, engine=chat, template=None)
+    assert chat.calls[0].context.endswith("assistant\nFollow up:")
+
+
 def test_after_enough_sub_questions_the_final_answer_is_asked_for():
     retriever = ScriptedRetriever(passages("P zero."))
     result, engine, _ = run_method(
@@ -55,10 +66,11 @@ def test_a_repeated_sub_question_is_not_searched_again_and_ends_the_asking():
     assert result.text.endswith("\nSo the answer is: C.")
 
 
-def test_answers_without_any_sub_question_are_text():
-    result, _, _ = run_method("question-decomposition", lines(" It is B.", "Really [1]."))
+def test_lines_that_are_no_sub_questions_are_text():
+    result, _, _ = run_method(
+        "question-decomposition", lines(" What is it?", " It is B.", "Really [1]."))
     assert result.text == " It is B.\nReally [1]." and result.stop_reason == "eos"
-    assert result.stats.num_retrievals == 0
+    assert result.stats.num_retrievals == 1
 
 
 def test_a_question_at_the_end_of_the_text_is_answered():
@@ -66,7 +78,7 @@ def test_a_question_at_the_end_of_the_text_is_answered():
 
     def script(context, pass_index):
         return Say(" It is 3.", stop="eos") if context.endswith("answer:") \
-            else Say(" Follow up: How long is A?", stop="eos")
+            else Say(" How long is A?", stop="eos")
 
     result, _, _ = run_method("question-decomposition", script, retriever)
     assert result.text == " It is 3." and retriever.queries == ["How long is A?"]
@@ -74,11 +86,12 @@ def test_a_question_at_the_end_of_the_text_is_answered():
 
 def test_stop_strings_blank_lines_and_budgets():
     result, _, _ = run_method(
-        "question-decomposition", lines(" It is B.", "Question: next"), stop=("\nQuestion:",))
+        "question-decomposition", lines("?", " It is B.", "Question: next"), stop=("\nQuestion:",))
     assert (result.text, result.stop_reason) == (" It is B.", "stop_string")
     result, engine, _ = run_method(
         "question-decomposition", lambda c, i: Say("\n" if c.endswith("\n") else " a b c\n"))
-    assert result.text.strip() == "a b c" and len(engine.calls) == 4
+    assert result.text == " a b c" and result.stop_reason == "no_progress"
+    assert len(engine.calls) == 5  # question, answer, and a few blank lines
     result, _, _ = run_method(
         "question-decomposition", lambda c, i: Say(" Follow up: a?\n"), max_new_tokens=40)
     assert result.stop_reason == "max_new_tokens" and result.stats.num_retrievals <= 1

@@ -66,12 +66,13 @@ def test_the_tokens_of_a_vocabulary_that_hold_a_bracket():
     ("[Search(x [Search(inner)]", "inner"), ("[Search()]", "Who?"),
 ])
 def test_calls_in_all_their_forms(call, query):
-    retriever = ScriptedRetriever(passages("P zero."))
     before = " He was born in [Search(x" if "inner" in query else " He was born in"
-    result, _, _ = run_method("flare-instruct", story(
-        call, answered=f"{before} Lyon in 1912. He died."), retriever)
-    assert retriever.queries == [query]
-    assert result.text == f"{before} Lyon in 1912. He died."
+    for stop in ((), ("\nQuestion:",)):
+        retriever = ScriptedRetriever(passages("P zero."))
+        result, _, _ = run_method("flare-instruct", story(
+            call, answered=f"{before} Lyon in 1912. He died."), retriever, stop=stop)
+        assert retriever.queries == [query]
+        assert result.text == f"{before} Lyon in 1912. He died."
 
 
 @pytest.mark.parametrize("text", [

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import abc
 import itertools
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,7 +100,7 @@ class FlareRunner(Runner):
     """
 
     def __init__(self, model: Model, compute: str = "int8") -> None:
-        self.name = f"flarecore {compute}"
+        self.name = f"flarecore {model.quantize or ''} {compute}".replace("  ", " ")
         self.model = model
         self.compute = compute
         self.engine = Engine(model, compute=compute)
@@ -197,8 +199,16 @@ def file_step_bytes(path: str) -> int:
 
 
 def file_format(path: str) -> str:
-    """The type that most values of a GGUF file's matrices have, such as ``"Q4_1"``."""
+    """The type that most values of a file's matrices have, such as ``"Q4_1"``.
+
+    Of a directory: of its safetensors files.
+    """
     counts: dict[str, int] = {}
+    for shard in sorted(Path(path).glob("*.safetensors")) if os.path.isdir(path) else ():
+        for array in _C.SafetensorsFile(shard).tensors:
+            counts[array.dtype] = counts.get(array.dtype, 0) + array.size_bytes
+    if counts:
+        return max(counts, key=lambda name: counts[name])
     for tensor in _C.GgufFile(path).tensors:
         if len(tensor.shape) > 1 and tensor.name.startswith("blk."):
             counts[tensor.type] = counts.get(tensor.type, 0) + tensor.size_bytes

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flarecore.cli.options import add_quantize_option
 from flarecore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,10 +50,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         + "; ".join(f"{name} ({text})" for name, text in _WHAT.items()) + ".")
     parser.add_argument("what", choices=tuple(_WHAT), metavar="BENCHMARK",
                         help="one of: " + ", ".join(_WHAT))
-    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_FILE")
+    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_PATH")
     parser.add_argument("--threads", type=int, metavar="N",
                         help="threads (default: those this process may use)")
     parser.add_argument("--compute", choices=("int8", "float32"), default="int8")
+    add_quantize_option(parser)
     parser.add_argument("--peers", default="all", metavar="LIST",
                         help="llama (the same file and its best formats made from it), llama-f16, "
                         "llama-q8_0, llama-q4_0, transformers; all or none (default: all; what is "
@@ -125,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     from flarecore.cli.progress import StageProgress
 
     options = BenchOptions(args.model, args.threads, args.compute, parse_peers(args.peers),
-                           args.rounds, args.text)
+                           args.rounds, args.text, args.quantize)
     suite = _suite(args)
     if args.write is not None and not args.write.absolute().parent.is_dir():
         raise ConfigError(f"--write {args.write}: there is no directory {args.write.parent}")
@@ -158,6 +160,8 @@ def _command(args: argparse.Namespace) -> str:
         parts.append(f"--threads {args.threads}")
     if args.peers != "all":
         parts.append(f"--peers {args.peers}")
+    if args.quantize is not None:
+        parts.append(f"--quantize {args.quantize}")
     if args.text is not None:
         parts.append(f"--text {args.text.name}")
     if args.busy:

@@ -44,7 +44,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="ask this instead of the prepared questions; may be repeated")
     parser.add_argument("--scope", metavar="TEXT",
                         help="text put before every query of --question, such as a name or a year")
-    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_FILE")
+    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_PATH")
     parser.add_argument("--json", action="store_true", help="print one event a line as JSON")
     add_trace_option(parser)
     parser.add_argument("--no-cache", action="store_true",

@@ -40,8 +40,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="answer a question with a model and an index",
         description="Writes the answer to standard output, sentence by sentence.")
     parser.add_argument("question", metavar="QUESTION", help="'-' reads it from standard input")
-    parser.add_argument("--model", required=True, metavar="NAME_OR_FILE",
-                        help="a name such as smollm2-135m, or a .gguf file")
+    parser.add_argument("--model", required=True, metavar="NAME_OR_PATH",
+                        help="a name such as smollm2-135m, a .gguf file, or a directory with "
+                        "config.json, tokenizer.json and safetensors files")
     parser.add_argument("--index", metavar="INDEX", help="an index made by 'flarecore index'")
     parser.add_argument("--no-retrieval", action="store_true", help="answer without any index")
     parser.add_argument("--method", choices=METHOD_NAMES, default="flare", metavar="NAME",
@@ -54,6 +55,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="text put before every query, such as a product or a year")
     parser.add_argument("--filter", metavar="JSON",
                         help="metadata conditions of every search, such as '{\"lang\": \"en\"}'")
+    parser.add_argument("-v", "--verbose", action="store_true",
+                        help="say what --quantize changed in the weights")
     add_trace_option(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one event a line as JSON")
@@ -77,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     notes = make_console(stderr=True)
     index = None if args.index is None else _load_index(args, notes)
     with open_engine(args, notes) as engine:
+        if args.preset != "default":
+            config = _without_preset_only(args, config, options)
         flare = make_method(args.method, engine, index, config, **options)
         try:
             with flare.stream(question, scope=args.scope, filter=filter) as events:
@@ -114,6 +119,24 @@ def _config(args: argparse.Namespace) -> FlareConfig:
         raise ConfigError(f"--index and {given} exclude each other")
     changes = {"gate": "never"} if args.no_retrieval else {}
     return flare_config(args, **changes)
+
+
+def _without_preset_only(
+    args: argparse.Namespace, config: FlareConfig, options: dict[str, Any]
+) -> FlareConfig:
+    """The options without those that only the preset sets and the method has no use for.
+
+    Raises
+    ------
+    ConfigError
+        An option that was given itself does not apply.
+    """
+    from flarecore.methods import METHODS
+
+    spec = METHODS[args.method]
+    given = argparse.Namespace(**{**vars(args), "preset": "default"})
+    spec.configured(_config(given), spec.own_options(options))
+    return spec.narrowed(config)
 
 
 def _method_options(given: list[str]) -> dict[str, Any]:

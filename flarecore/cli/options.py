@@ -18,6 +18,7 @@ from flarecore.templates import PromptTemplate
 __all__ = [
     "add_engine_options",
     "add_flare_options",
+    "add_quantize_option",
     "flare_config",
     "parse_filter",
     "parse_options",
@@ -134,6 +135,13 @@ def add_flare_options(parser: argparse.ArgumentParser, only: tuple[str, ...] | N
         _add(parser.add_argument_group("sampling"), _SAMPLING, SamplingParams(), None)
 
 
+def add_quantize_option(group: argparse._ActionsContainer) -> None:
+    """Adds ``--quantize``."""
+    group.add_argument("--quantize", choices=("q4", "q8"),
+                       help="quantise F32, F16 and BF16 weights at load, to 4 bits (embedding and "
+                       "head: 8) or 8 bits a weight")
+
+
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of model and engine."""
     group = parser.add_argument_group("model")
@@ -141,6 +149,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
                        help="threads (default: those this process may use)")
     group.add_argument("--compute", choices=("int8", "float32"), default="int8",
                        help="arithmetic: quantised, or exact and slower (default: int8)")
+    add_quantize_option(group)
     group.add_argument("--kv-cache-mb", type=int, metavar="N",
                        help="memory for the KV cache (default: a few full contexts)")
 

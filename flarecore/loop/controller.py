@@ -49,7 +49,8 @@ class AnswerLoop:
         self._record = Recorder(
             model=setup.engine.model.name, config=setup.config.to_dict(),
             question=setup.prompt.question_text, scope=setup.scope,
-            prompt_token_ids=setup.prompt.token_ids, clock=setup.clock, method=setup.method)
+            prompt_token_ids=setup.prompt.token_ids, clock=setup.clock,
+            method=setup.method, method_options=setup.method_options)
         deadline = Deadline(setup.config.deadline_ms, setup.clock)
         self._lineages = Lineages(setup.engine)
         self._decode = DecodePass(setup, self._record, deadline, self._lineages)

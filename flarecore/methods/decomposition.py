@@ -1,9 +1,10 @@
 """Question decomposition: the model asks itself sub-questions, and each is searched.
 
 In the style of self-ask (Press et al. 2022), as the paper's baseline (section 4.1). The answer is
-written line by line. A line that begins with the label of a sub-question is searched and kept out
-of the text, though the model still sees it; what follows it is the intermediate answer, written
-with the passages in view. The line with the final answer ends the answer.
+written line by line, and opened with the label of a first sub-question. A line that begins with
+the label of a sub-question is searched and kept out of the text, though the model still sees it;
+what follows it is the intermediate answer, written with the passages in view. The line with the
+final answer ends the answer.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ def asks_sub_question(candidate: Candidate) -> bool:
 
 
 def _sub_question(line: str) -> str | None:
-    line = line.strip()
-    if line[:len(SUB_QUESTION_LABEL)].casefold() != SUB_QUESTION_LABEL.casefold():
+    """What follows the label, also where it is there twice; None without one."""
+    line, label = line.strip(), SUB_QUESTION_LABEL.casefold()
+    if not line.casefold().startswith(label):
         return None
-    return line[len(SUB_QUESTION_LABEL):].strip()
+    while line.casefold().startswith(label):
+        line = line[len(label):].strip()
+    return line
 
 
 def _is_final(line: str) -> bool:
@@ -59,7 +63,7 @@ class DecompositionLoop(PieceLoop):
         self._must_close = False
         # What stands between the answer so far and the next line, and whether that line may be a
         # sub-question.
-        self._lead = ""
+        self._lead = self._first_label()
         self._may_ask = True
         self._lead_ids: list[int] = []
 
@@ -76,10 +80,10 @@ class DecompositionLoop(PieceLoop):
         self._placed = view.placed
         step = yield from self._begin(view, self._line(view))
         line = step.draft
-        question = _sub_question(line.candidate.text) if self._may_ask else None
-        if question is not None:
-            return (yield from self._look_up(step, question))
         text = self._lead + line.candidate.text
+        question = _sub_question(text) if self._may_ask else None
+        if question is not None and not line.is_empty:
+            return (yield from self._look_up(step, question))
         self._kept = ((*self._lead_ids, *line.candidate.token_ids),
                       self._lead.encode() + line.text_bytes)
         self._num_new += len(self._lead_ids)
@@ -110,9 +114,16 @@ class DecompositionLoop(PieceLoop):
         self._lead_ids += blank
         if line.candidate.stop_reason == "stop_string":
             line = ended(line, "line")
-        is_asked = self._may_ask and asks_sub_question(line.candidate)
+        is_asked = self._may_ask and _sub_question(self._lead + line.candidate.text) is not None
         return dataclasses.replace(
             line, trace=dataclasses.replace(line.trace, triggered=is_asked))
+
+    def _first_label(self) -> str:
+        """The label of the first sub-question, as it follows the prompt."""
+        last = self._setup.engine.tokenizer.token_bytes(self._setup.prompt.token_ids[-1])
+        # White space (a base template may end in it) or what opens a turn in a chat.
+        joins = last[-1:].isspace() or self._setup.prompt.reopens_turn
+        return SUB_QUESTION_LABEL if joins else f" {SUB_QUESTION_LABEL}"
 
     def _encoded(self, text: str) -> list[int]:
         return self._setup.engine.tokenizer.encode(text) if text else []

@@ -100,7 +100,8 @@ class Method(Flare):
 
     def _loop(self, setup: AnswerSetup) -> AnswerLoop:
         return self.spec.loop(
-            dataclasses.replace(setup, method=self.name), {**self._own, **self._prepared})
+            dataclasses.replace(setup, method=self.name, method_options=self._own),
+            {**self._own, **self._prepared})
 
 
 def make_method(

@@ -6,14 +6,20 @@ Words find names and numbers, vectors find meaning; ranks need no common scale o
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from flarecore.errors import ConfigError, FlarecoreError, RetrievalError, UnsupportedError
+from flarecore.errors import UnsupportedError
 from flarecore.retrieval.fusion import fuse
 from flarecore.retrieval.hybrid_file import StoredParts, hybrid_contents, parts_from_file
+from flarecore.retrieval.hybrid_parts import (
+    asearched,
+    check_retrievers,
+    check_weights,
+    positive,
+    searched,
+)
 from flarecore.retrieval.index_io import IndexFile, read_index_file, write_index_file
 from flarecore.retrieval.passage import (
     Filter,
@@ -21,7 +27,6 @@ from flarecore.retrieval.passage import (
     Progress,
     Retriever,
     TextEncoder,
-    check_results,
     check_search_arguments,
 )
 from flarecore.retrieval.store import int_in
@@ -64,9 +69,9 @@ class HybridRetriever:
         self, retrievers: Sequence[Retriever], *, weights: Sequence[float] | None = None,
         rank_constant: float = 60.0, depth: int = 100
     ) -> None:
-        self._retrievers = _check_retrievers(retrievers)
-        self._weights = _check_weights(weights, len(self._retrievers))
-        self._rank_constant = _positive("rank_constant", rank_constant)
+        self._retrievers = check_retrievers(retrievers)
+        self._weights = check_weights(weights, len(self._retrievers))
+        self._rank_constant = positive("rank_constant", rank_constant)
         self._depth = int_in("depth", depth, 1, _MAX_DEPTH)
 
     @classmethod
@@ -155,7 +160,7 @@ class HybridRetriever:
         texts = check_search_arguments(queries, k)
         depth = max(int(k), self._depth)
         return self._fused(texts, int(k), [
-            _searched(position, retriever, texts, depth, filter)
+            searched(position, retriever, texts, depth, filter)
             for position, retriever in enumerate(self._retrievers)])
 
     async def asearch(
@@ -167,7 +172,7 @@ class HybridRetriever:
         """
         texts = check_search_arguments(queries, k)
         depth = max(int(k), self._depth)
-        tasks = [asyncio.ensure_future(_asearch(position, retriever, texts, depth, filter))
+        tasks = [asyncio.ensure_future(asearched(position, retriever, texts, depth, filter))
                  for position, retriever in enumerate(self._retrievers)]
         try:
             return self._fused(texts, int(k), await asyncio.gather(*tasks))
@@ -275,68 +280,3 @@ def _all_frozen(retrievers: list[StoredRetriever]) -> Iterator[None]:
         for retriever in _lock_order(retrievers):
             stack.enter_context(retriever.frozen())
         yield
-
-
-def _searched(
-    position: int, retriever: Retriever, texts: list[str], depth: int, filter: Filter | None
-) -> list[list[Passage]]:
-    try:
-        found = retriever.search(texts, depth, filter)
-    except FlarecoreError:
-        raise
-    except Exception as error:
-        raise RetrievalError(f"hybrid: retriever {position} failed: {error}") from error
-    return _checked(position, found, len(texts), depth)
-
-
-async def _asearch(
-    position: int, retriever: Retriever, texts: list[str], depth: int, filter: Filter | None
-) -> list[list[Passage]]:
-    own = getattr(retriever, "asearch", None)
-    try:
-        found = (await asyncio.to_thread(retriever.search, texts, depth, filter) if own is None
-                 else await own(texts, depth, filter))
-    except FlarecoreError:
-        raise
-    except Exception as error:
-        raise RetrievalError(f"hybrid: retriever {position} failed: {error}") from error
-    return _checked(position, found, len(texts), depth)
-
-
-def _checked(position: int, found: object, num_queries: int, depth: int) -> list[list[Passage]]:
-    try:
-        return check_results(found, num_queries, depth)
-    except RetrievalError as error:
-        raise RetrievalError(f"hybrid: retriever {position}: {error}") from error
-
-
-def _check_retrievers(retrievers: Sequence[Retriever]) -> tuple[Retriever, ...]:
-    if isinstance(retrievers, Retriever) or not isinstance(retrievers, Sequence):
-        raise ConfigError(
-            f"hybrid: retrievers must be a list, got {type(retrievers).__name__}")
-    if not retrievers:
-        raise ConfigError("hybrid: needs at least one retriever")
-    for position, retriever in enumerate(retrievers):
-        if isinstance(retriever, type) or not isinstance(retriever, Retriever):
-            raise ConfigError(
-                f"hybrid: retriever {position} must have search(queries, k, filter), got "
-                f"{retriever!r:.100}")
-    if len({id(retriever) for retriever in retrievers}) != len(retrievers):
-        raise ConfigError("hybrid: a retriever is there twice; give it a weight of 2 instead")
-    return tuple(retrievers)
-
-
-def _check_weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    if weights is None:
-        return (1.0,) * count
-    if isinstance(weights, (str, bytes)) or not isinstance(weights, Sequence) or len(
-            weights) != count:
-        raise ConfigError(f"weights must be {count} numbers, one a retriever, got {weights!r:.100}")
-    return tuple(_positive("a weight", weight) for weight in weights)
-
-
-def _positive(name: str, value: object) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < 1e6 or not math.isfinite(value):  # type: ignore[operator, arg-type]
-        raise ConfigError(f"{name} must be a number above 0 and below 1e6, got {value!r:.100}")
-    return float(value)  # type: ignore[arg-type]
