@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from methods_helpers import PAPER, method_for, run_method, telling
+from helpers_methods import PAPER, method_for, run_method, telling
 from scripted_model import Lists, Say, ScriptedEngine, ScriptedRetriever, passages
 
 from flarecore.config import FlareConfig
@@ -257,3 +257,20 @@ def test_an_error_carries_what_was_written(name):
     assert raised.value.partial.stop_reason == "error"
     assert raised.value.partial.trace.method == name
     engine.check_integrity()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_free", range(8, 60, 5))
+def test_a_full_context_ends_the_answer_without_an_error(name, num_free):
+    def endless(context, pass_index):
+        return Say(" a [Search(b c)] d [UNCERTAIN: e] f g h. ", low={" d": 0.1})
+
+    _, method = method_for(name, endless)
+    num_prompt = len(method.generate("Who?").trace.prompt_token_ids)
+    small = ScriptedEngine(endless, context_length=num_prompt + num_free)
+    how = {"own": {"window_tokens": 8}} if name == "previous-window" else {"max_draft_tokens": 8}
+    _, method = method_for(
+        name, None, engine=small, overflow="drop_oldest", max_new_tokens=4000, **how)
+    result = method.generate("Who?")
+    assert result.stop_reason == "context_length"
+    small.check_integrity()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from methods_helpers import run_method
+from helpers_methods import run_method
 from scripted_model import Say, ScriptedEngine, ScriptedRetriever, passages
 
 LINES = [" How long is A?", " A is 3 km long.", "Follow up: How long is B?",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from methods_helpers import PAPER, method_for, run_method, telling
+from helpers_methods import PAPER, method_for, run_method, telling
 from scripted_model import Say, ScriptedEngine, ScriptedRetriever, passages
 
 from flarecore.config import FlareConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from methods_helpers import run_method
+from helpers_methods import run_method
 from scripted_model import Lists, Say, ScriptedRetriever, WordTokenizer, passages
 
 from flarecore.methods.brackets import CALL, MARKER, cut_out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from methods_helpers import method_for, run_method, telling
+from helpers_methods import method_for, run_method, telling
 from scripted_model import Say, ScriptedRetriever, passages
 
 from flarecore.errors import ConfigError
