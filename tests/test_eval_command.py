@@ -105,6 +105,14 @@ def test_other_settings_are_refused(argv, tmp_path, capsys):
     assert len(answers(tmp_path / "out", "flare")) == 3
 
 
+def test_the_model_alone_needs_no_retriever(argv, tmp_path, capsys):
+    alone = [*argv, "--method", "no-retrieval"]
+    assert main(alone) == 0 and not (tmp_path / "out" / "index").exists()
+    assert "Retriever: none." in (tmp_path / "out" / "report.md").read_text()
+    # So another retriever is no other setting for it.
+    assert main([*alone, "--retriever", "exact"]) == 0
+
+
 def test_a_sweep(argv, tmp_path, capsys):
     assert main([*argv[:1], "sweep", *argv[1:], "--limit", "2", "--theta", "0,1",
                  "--beta", "0,0.4"]) == 0

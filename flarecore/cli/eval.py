@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from flarecore.eval.dataset import EvalData
     from flarecore.eval.runner import Evaluation, PreparedRun
+    from flarecore.eval.settings import MethodRequest
 
 __all__ = ["add_parser", "run"]
 
@@ -156,7 +157,10 @@ def _evaluation(
     from flarecore.eval.retrievers import open_retriever
     from flarecore.eval.runner import Evaluation, PromptOptions
     from flarecore.eval.settings import split_settings
+    from flarecore.methods import METHODS
 
+    searching = any(r.name not in METHODS or METHODS[r.name].needs_retriever
+                    for r in _requests(args))
     language = text_language(data.questions[0].text) if args.language == "auto" else args.language
     exemplars = load_exemplars(default_exemplars(data.num_gold, language)
                                if args.exemplars == "auto" else args.exemplars)
@@ -164,23 +168,29 @@ def _evaluation(
     with StageProgress(notes) as progress:
         retriever = open_retriever(
             args.retriever, data, output / "index", encoder=args.encoder, threads=args.threads,
-            progress=progress)
+            progress=progress) if searching else None
+    name = args.retriever if args.retriever == "bm25" else f"{args.retriever}, {args.encoder}"
     return Evaluation(
-        engine=engine, data=data, retriever=retriever, retriever_name=args.retriever,
+        engine=engine, data=data, retriever=retriever, retriever_name=name,
         exemplars=exemplars, output=output, language=args.language, num_parallel=args.parallel,
         prompt=PromptOptions(args.prompt_style, args.num_exemplars, args.exemplar_passages),
         settings=settings)
 
 
+def _requests(args: argparse.Namespace) -> list[MethodRequest]:
+    from flarecore.eval.settings import parse_methods
+
+    default = "flare" if args.what == "sweep" else "no-retrieval,single-retrieval,flare"
+    return parse_methods(args.method or [default])
+
+
 def _prepare(args: argparse.Namespace, evaluation: Evaluation) -> tuple[list[PreparedRun], Any]:
     """All runs, checked before the first begins; for a sweep also the grid."""
-    from flarecore.eval.settings import parse_methods
     from flarecore.eval.sweep import Grid
 
+    requests = _requests(args)
     if args.what == "run":
-        requests = parse_methods(args.method or ["no-retrieval,single-retrieval,flare"])
         return [evaluation.prepare(request) for request in requests], None
-    requests = parse_methods(args.method or ["flare"])
     if len(requests) != 1:
         raise ConfigError(f"sweep takes one --method, got {len(requests)}")
     grid = Grid.make(requests[0], args.theta, args.beta)

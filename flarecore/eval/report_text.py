@@ -67,12 +67,14 @@ def notes_of(report: EvalReport) -> list[str]:
     """What a reader must know to read the tables right."""
     some, count = report.methods[0], len(report.methods[0].records)
     prompt = some.settings["prompt"]
+    retriever = next((m.settings["retriever"] for m in report.methods if m.settings["retriever"]),
+                     "none")
     notes = [
         f"{count} question{'s' * (count != 1)}, the same for all methods. Quality in percent with "
         "95% bootstrap intervals; differences are paired by question.",
         f"Prompt: {prompt['num_exemplars']} exemplars of {prompt['exemplars']} as "
         f"{prompt['style']}, {'with' if prompt['exemplar_passages'] else 'without'} passages. "
-        f"Retriever: {some.settings['retriever']}. Model: {some.settings['model']['name']} "
+        f"Retriever: {retriever}. Model: {some.settings['model']['name']} "
         f"({some.settings['model']['compute']}).",
     ]
     if any(m.num_parallel > 1 for m in report.methods):
