@@ -9,6 +9,7 @@ const KernelTable& kernel_table_generic();
 #ifdef FLARECORE_X86
 const KernelTable& kernel_table_avx2();
 const KernelTable& kernel_table_avx512();
+const KernelTable* kernel_table_amx();  // null where the compiler lacks the level
 #endif
 
 }  // namespace flarecore
