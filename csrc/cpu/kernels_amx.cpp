@@ -14,20 +14,16 @@
 namespace flarecore {
 namespace {
 
-constexpr int kAmxMinRows = 8;  // with fewer, the AVX-512 kernels do not wait for arithmetic either
+constexpr int kAmxMinRows = 32;  // with fewer, decoding the weights costs more than is won
+int64_t num_products = 0;        // a builtin counts: no code of <atomic> may get this file's level
 
 template <WeightFormat F>
 void amx_tiles(const QuantizedJob& job, int num_rows, int64_t tile_begin, int64_t tile_end) {
-  // Rows whose activations stay in L2 while the tiles pass by.
-  constexpr int64_t kCacheBytes = 512 * 1024;
-  const int64_t row_bytes = job.w->num_cols / kGroupSize * sizeof(QuantizedGroup);
-  const int64_t fitting = kCacheBytes / row_bytes / kAmxRows * kAmxRows;
-  const int step = static_cast<int>(fitting > kAmxRows ? fitting : kAmxRows);
-  TileUse use;
-  for (int row = 0; row < num_rows; row += step) {
-    const int count = num_rows - row < step ? num_rows - row : step;
+  const TileUse use;
+  for (int row = 0; row < num_rows; row += kChunkRows) {
+    const int count = num_rows - row < kChunkRows ? num_rows - row : kChunkRows;
     for (int64_t tile = tile_begin; tile < tile_end; tile += kPanelTiles) {
-      amx_panel_tiles<F>(job, row, count, tile, &use);
+      amx_panel_tiles<F>(job, row, count, tile);
     }
   }
 }
@@ -42,27 +38,38 @@ void amx_run(const QuantizedJob& job, int num_rows, int64_t tile_begin, int64_t 
     case WeightFormat::kQ5_1: return run(amx_tiles<WeightFormat::kQ5_1>);
     case WeightFormat::kQ5_K: return run(amx_tiles<WeightFormat::kQ5_K>);
     case WeightFormat::kQ8_0: return run(amx_tiles<WeightFormat::kQ8_0>);
-    case WeightFormat::kQ6_K: return run(amx_tiles<WeightFormat::kQ6_K>);
-    default: return;  // float formats are not for this kernel
+    default: return;  // none of this kernel's
   }
 }
 
 void matmul_quantized(const PackedView& w, const QuantizedGroup* x, int64_t x_stride, int num_rows,
                       int64_t tile_begin, int64_t tile_end, float* y, int64_t y_stride) {
-  // Pairs of whole tiles; the AVX-512 kernels do the rest.
+  // Blocks of 16 rows times pairs of whole tiles; the AVX-512 kernels do the rest.
+  const KernelTable& rest = kernel_table_avx512();
   const int64_t whole_tiles = w.num_rows / kLanes;
   const int64_t last = tile_end < whole_tiles ? tile_end : whole_tiles;
-  const int64_t pairs = num_rows >= kAmxMinRows && last > tile_begin
-                            ? (last - tile_begin) / kPanelTiles
-                            : 0;
-  const int64_t split = tile_begin + pairs * kPanelTiles;
-  if (pairs > 0) amx_run({&w, x, x_stride, y, y_stride}, num_rows, tile_begin, split);
+  const bool fits = num_rows >= kAmxMinRows && w.format != WeightFormat::kQ6_K;
+  const int rows = fits ? num_rows / kAmxRows * kAmxRows : 0;
+  int64_t split = tile_begin;
+  if (rows > 0 && last > tile_begin) {
+    split += (last - tile_begin) / kPanelTiles * kPanelTiles;
+  }
+  if (split > tile_begin) {
+    __atomic_fetch_add(&num_products, 1, __ATOMIC_RELAXED);
+    amx_run({&w, x, x_stride, y, y_stride}, rows, tile_begin, split);
+    if (rows < num_rows) {
+      rest.matmul_quantized(w, x + rows * x_stride, x_stride, num_rows - rows, tile_begin, split,
+                            y + rows * y_stride, y_stride);
+    }
+  }
   if (split < tile_end) {
-    kernel_table_avx512().matmul_quantized(w, x, x_stride, num_rows, split, tile_end, y, y_stride);
+    rest.matmul_quantized(w, x, x_stride, num_rows, split, tile_end, y, y_stride);
   }
 }
 
 }  // namespace
+
+int64_t num_amx_products() { return __atomic_load_n(&num_products, __ATOMIC_RELAXED); }
 
 const KernelTable* kernel_table_amx() {
   static const KernelTable table = [] {
@@ -81,6 +88,7 @@ const KernelTable* kernel_table_amx() {
 namespace flarecore {
 
 const KernelTable* kernel_table_amx() { return nullptr; }
+int64_t num_amx_products() { return 0; }
 
 }  // namespace flarecore
 
