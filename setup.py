@@ -2,8 +2,8 @@
 
 Sources are found by folder. A file whose stem ends in ``_avx2``, ``_avx512`` or ``_amx`` gets that
 level's flags and no other file does, so that the module starts on every x86-64 machine and picks a
-level at run time. A compiler that does not know AMX builds without that level and says so. Objects are rebuilt when a header they include is newer (``.d`` files, written by the
-compiler).
+level at run time. A compiler that does not know AMX builds without that level and says so. Objects
+are rebuilt when a header they include is newer (``.d`` files, written by the compiler).
 """
 
 import os
