@@ -1,8 +1,9 @@
 """Build of the native modules: only what TOML cannot say.
 
-``flarecore._C``: sources are found by folder. A file whose stem ends in ``_avx2`` or ``_avx512``
-gets that level's flags and no other file does, so that the module starts on every x86-64 machine
-and picks a level at run time.
+``flarecore._C``: sources are found by folder. A file whose stem ends in ``_avx2``, ``_avx512`` or
+``_amx`` gets that level's flags and no other file does, so that the module starts on every x86-64
+machine and picks a level at run time. A compiler that does not know AMX builds without that level
+and says so.
 
 ``flarecore._cuda`` is built where nvcc can build it, and skipped with one line where not;
 FLARECORE_CUDA=1 makes that an error, FLARECORE_CUDA=0 never builds it.
@@ -18,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
-from pybind11.setup_helpers import Pybind11Extension
+from pybind11.setup_helpers import Pybind11Extension, has_flag
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CompileError
@@ -30,13 +31,11 @@ import nvcc_toolchain  # noqa: E402
 
 CUDA_MODULE = "flarecore._cuda"
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
-ISA_FLAGS = {
-    "_avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "_avx512": [
-        "-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl",
-        "-mavx512vnni", "-mprefer-vector-width=512",
-    ],
-}
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
+AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl",
+                "-mavx512vnni", "-mprefer-vector-width=512"]
+AMX_FLAGS = ["-mamx-tile", "-mamx-int8"]
+ISA_FLAGS = {"_avx2": AVX2_FLAGS, "_avx512": AVX512_FLAGS, "_amx": [*AVX512_FLAGS, *AMX_FLAGS]}
 # ffp-contract=off: a multiply and an add are fused only where the source says so; otherwise two
 # instantiations of one kernel could round differently and break bit-identity between row counts.
 COMMON_FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall",
@@ -140,6 +139,12 @@ class BuildExt(build_ext):
                 self._leave_out_cuda(f"it did not compile\n{error}")
 
     def build_extension(self, ext):
+        self.isa_flags = dict(ISA_FLAGS)
+        knows_amx = ext.name == CUDA_MODULE or not IS_X86 or all(
+            has_flag(self.compiler, flag) for flag in AMX_FLAGS)
+        if not knows_amx:
+            print("flarecore: this compiler does not know AMX; the module gets no 'amx' level")
+            self.isa_flags["_amx"] = AVX512_FLAGS
         self.compiler.compile = self._compile_parallel
         usual = self.compiler.link_shared_object
         if ext.name == CUDA_MODULE:
@@ -172,7 +177,7 @@ class BuildExt(build_ext):
             if not is_stale(Path(obj)):
                 return
             level = isa_of(src)
-            flags = list(extra) + (ISA_FLAGS[level] if level else [])
+            flags = list(extra) + (self.isa_flags[level] if level else [])
             flags += ["-MMD", "-MF", str(Path(obj).with_suffix(".d"))]
             compiler._compile(obj, src, ext, cc_args, flags, pp_opts)
 

@@ -8,7 +8,7 @@ import pytest
 
 from flarecore import _C
 
-ISAS = ["generic", "avx2", "avx512"]
+ISAS = ["generic", "avx2", "avx512", "amx"]
 TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 QUANTIZED = TYPES[3:]
 # Byte offsets of the float16 numbers in a block.

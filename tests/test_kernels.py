@@ -95,6 +95,33 @@ def test_rows_are_bit_identical_where_they_outgrow_the_cache(isa):
         assert np.array_equal(packed.matmul(x, all_tiles(packed)), alone)
 
 
+@pytest.mark.parametrize("type_name", QUANTIZED)
+def test_amx_gives_the_bits_of_avx512(type_name):
+    """Whole blocks of rows, rows left over, more than a chunk; whole, odd and cut tiles."""
+    require_isa("amx")
+    for channels, cols in ((32, 256), (131, 1536), (96, 768)):
+        data = random_tensor(type_name, channels, cols)
+        amx, avx512 = (testing.PackedMatrix(type_name, data, channels, cols, isa)
+                       for isa in ("amx", "avx512"))
+        for rows in (32, 47, 130):
+            x = activations(rows, cols)
+            before = testing.num_amx_products()
+            got = amx.matmul(x, all_tiles(amx))
+            # Q6_K stays with the AVX-512 kernels.
+            assert testing.num_amx_products() - before == (type_name != "Q6_K")
+            assert np.array_equal(got, avx512.matmul(x, all_tiles(avx512)))
+            splits = [1, amx.num_tiles]
+            assert np.array_equal(got, amx.matmul(x, splits))
+
+
+def test_few_rows_do_without_tiles():
+    require_isa("amx")
+    packed = testing.PackedMatrix("Q4_1", random_tensor("Q4_1", 64, 64), 64, 64, "amx")
+    before = testing.num_amx_products()
+    packed.matmul(activations(31, 64), all_tiles(packed))
+    assert testing.num_amx_products() == before
+
+
 def test_matmul_writes_its_tiles_only(isa):
     packed = testing.PackedMatrix("Q8_0", random_tensor("Q8_0", 50, 64), 50, 64, isa)
     y = packed.matmul(activations(3, 64), [1])

@@ -13,6 +13,7 @@
 #include "common/check.h"
 #include "common/thread_pool.h"
 #include "cpu/cpu_isa.h"
+#include "cpu/kernel_tables.h"
 #include "model/ggml_types.h"
 
 namespace py = pybind11;
@@ -141,6 +142,9 @@ void bind_elementwise(py::module_& t) {
     return apply_two(table_of(isa).gelu_tanh_mul, gate, up);
   });
   t.def("gelu_erf", &gelu_erf);
+#ifdef FLARECORE_X86
+  t.def("num_amx_products", &num_amx_products);
+#endif
   t.def("add", &add);
   t.def("to_float16", &to_float16);
   t.def("quantize_row", &quantize_row);

@@ -8,12 +8,13 @@
 
 namespace flarecore {
 
-enum class CpuIsa { kGeneric, kAvx2, kAvx512 };
+enum class CpuIsa { kGeneric, kAvx2, kAvx512, kAmx };
 
 const char* isa_name(CpuIsa isa);
 
 // The levels that were built and that this CPU and operating system can run (CPUID and XCR0),
-// lowest first. kAvx512 asks for F, BW, DQ, VL and VNNI.
+// lowest first. kAvx512 asks for F, BW, DQ, VL and VNNI, kAmx for TILE and INT8 on top, and for the
+// permission to use tiles, which Linux gives to a whole process when it is asked.
 std::vector<CpuIsa> available_isas();
 
 // The level named `wanted`, or the highest of `available` if that is null or empty. Raises

@@ -39,6 +39,22 @@ struct RowBlock {
   }
 };
 
+// What every block of rows and tiles shares.
+struct QuantizedJob {
+  const PackedView* w;
+  const QuantizedGroup* x;
+  int64_t x_stride;
+  float* y;
+  int64_t y_stride;
+};
+
+// Rows of the next block where `left` rows go into as few blocks of at most `most` as possible,
+// all about as high: 5 rows are 3 + 2 rather than 4 + 1.
+inline int next_block_rows(int left, int most) {
+  const int blocks = (left + most - 1) / most;
+  return (left + blocks - 1) / blocks;
+}
+
 // Scales of one group of a tile, per channel: a code q stands for q * scale + min. Only kQ6_K has
 // other ones for its second half.
 struct GroupScales {

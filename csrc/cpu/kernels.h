@@ -1,6 +1,6 @@
 // CPU kernels: the contracts. Pointers and sizes only; a kernel allocates and throws nothing.
 //
-// Every kernel exists once per ISA level (generic, avx2, avx512), compiled from one source per
+// Every kernel exists once per ISA level (generic, avx2, avx512, amx), compiled from one source per
 // family with that level's flags; cpu_isa.h picks the level once. Bit-identity (design, guarantee
 // 1): each output row has one fixed order of accumulation per level, whatever rows, tiles or
 // threads go along with it. Scalars are float32 unless said otherwise, matrices row-major.
@@ -84,7 +84,7 @@ struct LogitStats {
 };
 
 struct KernelTable {
-  const char* name;  // "generic", "avx2" or "avx512"
+  const char* name;  // "generic", "avx2", "avx512" or "amx"
   int tile;          // output channels per packed tile
 
   // y[i] = x[i] * weight[i] / sqrt(mean(x^2) + eps); x and y may be the same. (n)

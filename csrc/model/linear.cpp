@@ -36,8 +36,9 @@ void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, i
   for (const LinearTarget& target : targets) num_tiles += target.matrix->num_tiles();
   // A few tasks a thread even out a busy neighbour; more would only cost hand-outs.
   constexpr int64_t kTasksPerThread = 4;
+  // Whole pairs of tiles, which the kernels for many rows work on.
   const int64_t chunk =
-      std::max<int64_t>(1, num_tiles / (int64_t{threads->num_threads()} * kTasksPerThread));
+      std::max<int64_t>(1, num_tiles / (int64_t{threads->num_threads()} * kTasksPerThread) / 2) * 2;
   const int64_t num_tasks = (num_tiles + chunk - 1) / chunk;
   threads->parallel_for(num_tasks, [&](int64_t task, int) {
     int64_t begin = task * chunk, end = std::min(begin + chunk, num_tiles);
