@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flarecore import _C
 from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.gpu.device import GPU_DEVICES, open_device
 from flarecore.model_files import find_model
 from flarecore.tokenizer import Tokenizer
 
@@ -45,10 +47,15 @@ class Model:
         Its tokenizer, built from the file's own metadata.
     num_threads : int
         Threads of each engine's forward pass.
+    device : str
+        Where its engines run.
     """
 
-    def __init__(self, native: _C.Model, name: str, path: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, native: _C.Model, name: str, path: Path, tokenizer: Tokenizer,
+                 device: str = "cpu") -> None:
         self._native = native
+        self.device = device
+        self._gpu_weights: dict[str, Any] = {}  # by compute type; see flarecore.gpu.build
         self.name = name
         self.path = path
         self.tokenizer = tokenizer
@@ -64,8 +71,9 @@ class Model:
         ----------
         name_or_path : str or path
             A known name (``"smollm2-135m"``), found in its installed package, or a GGUF file.
-        device : str
-            ``"cpu"``; nothing else is built yet.
+        device : {"cpu", "cuda", "interpreter"}
+            ``"cuda"`` needs torch, triton and an NVIDIA GPU. ``"interpreter"`` runs the GPU engine
+            on CPU tensors in Triton's interpreter: very slow, for tests.
         threads : int, optional
             Threads of the forward pass. None takes what the process may use (affinity and the
             container's CPU quota). Results do not depend on it.
@@ -80,7 +88,10 @@ class Model:
             `threads` is not a positive integer.
         """
         if device != "cpu":
-            raise UnsupportedError(f"device {device!r} is not available; available: 'cpu'")
+            if device not in GPU_DEVICES:
+                raise UnsupportedError(f"device {device!r} is unknown; known are 'cpu', "
+                                       + ", ".join(map(repr, GPU_DEVICES)))
+            open_device(device)
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)
                                     or not 1 <= threads <= 1024):
             raise ConfigError(f"threads must be None or an integer from 1 to 1024, got {threads!r}")
@@ -89,7 +100,7 @@ class Model:
         tokenizer = Tokenizer.from_gguf(path)
         native.set_vocabulary(tokenizer.token_table, sorted(tokenizer.special_token_ids),
                               sorted(tokenizer.eos_token_ids))
-        return cls(native, os.fspath(name_or_path), path, tokenizer)
+        return cls(native, os.fspath(name_or_path), path, tokenizer, device)
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.config.architecture}, {self.num_threads} threads)"
