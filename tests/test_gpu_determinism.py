@@ -1,0 +1,132 @@
+"""Bits of the GPU engine: alone and in a batch, with and without speculation, runs and chunks."""
+
+import numpy as np
+import pytest
+from helpers import random_ids, result_bits
+from helpers_gpu import SMALL, core_of, gpu_engine, gpu_model, runner_of
+
+from flarecore.sampling import SamplingParams
+
+SAMPLED = {"sampling": SamplingParams(temperature=1.2, seed=11), "until": "eos",
+           "ignore_eos": True}  # fmt: skip
+IDS = random_ids(24)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return gpu_model()
+
+
+def decode(engine, ids=IDS, num_tokens=10, **options):
+    with engine.sequence(ids) as sequence:
+        return sequence.decode(num_tokens, **{**SAMPLED, **options})
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    with gpu_engine(model) as engine:
+        yield decode(engine)
+
+
+def test_speculation_changes_nothing(model, plain):
+    """A right, a wrong and a half right proposal, and text to look things up in."""
+    right = list(plain.token_ids)
+    half = [*right[:4], (right[4] + 1) % 200, *right[5:]]
+    with gpu_engine(model) as engine:
+        for proposal, least in ((right, 9), (half, 4), ([1] * 8, 0)):
+            out = decode(engine, proposal=proposal, lookup=right)
+            assert result_bits(out) == result_bits(plain)
+            assert out.stats.num_accepted >= least
+        engine.check_integrity()
+
+
+def test_speculation_leaves_the_same_state(model):
+    """What comes after a sentence depends on the keys and values that it left."""
+    options = {"until": "sentence", "sampling": SamplingParams(temperature=1.5, seed=5)}
+    found = []
+    with gpu_engine(model) as engine:
+        for speculate in (False, True):
+            with engine.sequence(IDS) as sequence:
+                out = sequence.decode(12, **options)
+                if speculate:
+                    sequence.truncate(len(IDS))
+                    guess = [*out.token_ids, 3, 4]
+                    assert result_bits(sequence.decode(12, proposal=guess, **options)) == (
+                        result_bits(out))
+                sequence.extend(random_ids(3, seed=9))
+                found.append((out.token_ids, result_bits(sequence.decode(4, **SAMPLED))))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("steps", [2, 16])
+def test_length_of_runs_changes_nothing(model, plain, steps):
+    with gpu_engine(model, gpu={"steps_per_replay": steps}) as engine:
+        assert result_bits(decode(engine)) == result_bits(plain)
+
+
+def test_surplus_of_a_run_begins_the_next_decode(model):
+    """Tokens sampled beyond a sentence are not sampled again, and are the right ones."""
+    options = {"sampling": SamplingParams(temperature=1.5, seed=5)}
+    answers, steps = [], []
+    for run in (2, 16):
+        with gpu_engine(model, gpu={"steps_per_replay": run}) as engine:
+            with engine.sequence(IDS) as sequence:
+                answers.append([result_bits(sequence.decode(8, stop=["a", "e", "i"], **options))
+                                for _ in range(1)])
+                sequence.truncate(len(IDS))
+                answers[-1] += [result_bits(sequence.decode(5, stop_below=0.03, until="eos",
+                                                            ignore_eos=True, **options))
+                                for _ in range(4)]
+            steps.append(engine.stats().num_steps)
+    assert answers[0] == answers[1]
+    assert steps[1] < steps[0]
+
+
+def test_company_changes_nothing(model, plain):
+    """Five at once, of other lengths and samplings, one speculating, give what each gives alone."""
+    rng = np.random.default_rng(3)
+    jobs = [(IDS, {}), (random_ids(5, seed=1), {"sampling": SamplingParams()}),
+            (random_ids(40, seed=2), {"sampling": SamplingParams(temperature=1.0, top_k=9)}),
+            (random_ids(33, seed=3), {"proposal": rng.integers(0, 200, 9).tolist()}),
+            (IDS[:20], {"sampling": SamplingParams(repetition_penalty=1.3)})]  # fmt: skip
+    with gpu_engine(model, kv_cache_bytes=1 << 22) as engine:
+        alone = [result_bits(decode(engine, ids, 7, **options)) for ids, options in jobs]
+        before = engine.stats().num_steps
+        sequences = [engine.sequence(ids) for ids, _ in jobs]
+        with core_of(engine)._lock:  # the worker sees them all at once
+            pass
+        operations = [sequence.decode_async(7, **{**SAMPLED, **options})
+                      for sequence, (_, options) in zip(sequences, jobs, strict=True)]
+        together = [result_bits(operation.result()) for operation in operations]
+        assert together == alone
+        assert engine.stats().num_steps - before < 7 * len(jobs), "nothing was merged"
+        assert any(rows > 1 for rows in runner_of(engine)._buckets), "no run had two rows"
+        for sequence in sequences:
+            sequence.close()
+        engine.check_integrity()
+
+
+def test_deterministic_prefill(model):
+    """Chunks, a warm cache and decoded instead of given tokens: the same bits with the option."""
+    ids = random_ids(70, seed=4)
+    found = []
+    for chunk in (64, 17):
+        with gpu_engine(model, deterministic=True, max_batch_tokens=chunk) as engine:
+            found += [result_bits(decode(engine, ids, 3)), result_bits(decode(engine, ids, 3))]
+            with engine.sequence(ids[:40]) as sequence:
+                for begin in range(40, 70, 6):
+                    sequence.extend(ids[begin : begin + 6])
+                found.append(result_bits(sequence.decode(3, **SAMPLED)))
+    assert len(set(found)) == 1
+
+
+def test_default_prefill_is_within_the_tolerance(model):
+    """Other chunks may change last bits: stated as 1e-5 of a confidence for float32."""
+    ids = random_ids(70, seed=4)
+    probs = []
+    for options in ({"max_batch_tokens": 1024}, {"max_batch_tokens": 16}, {"deterministic": True}):
+        with gpu_engine(model, **options) as engine, engine.sequence(ids) as sequence:
+            probs.append(sequence.score(random_ids(4, seed=8)).probs)
+    np.testing.assert_allclose(probs[1], probs[0], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(probs[2], probs[0], atol=1e-5, rtol=0)
+    assert SMALL.context_length >= 70
