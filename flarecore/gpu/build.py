@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.errors import ConfigError
 from flarecore.gpu.decode_run import DecodeRunner
 from flarecore.gpu.device import open_device
 from flarecore.gpu.engine import Core, EngineSetup
+from flarecore.gpu.fused_sampler import choose_sampler
 from flarecore.gpu.forward import Forward, KvTensors
 from flarecore.gpu.handles import GpuEngine
 from flarecore.gpu.kv_cache import BLOCK_TOKENS, blocks_for
@@ -60,14 +61,6 @@ def _num_blocks(kv_cache_bytes: int | None, block_bytes: int, shape: DecoderShap
     return kv_cache_bytes // block_bytes
 
 
-def _sampler_name(sampler: str) -> str:
-    """What ``"fused"`` means here."""
-    if sampler == "cuda":
-        raise UnsupportedError('sampler="cuda" needs the module flarecore._cuda, which is not '
-                               'built; use sampler="triton"')
-    return "triton" if sampler == "fused" else sampler
-
-
 def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampler: str,
                 max_batch_tokens: int, deterministic: bool, options: GpuOptions) -> GpuEngine:
     """The GPU counterpart of ``_C.Engine(...)``.
@@ -95,10 +88,9 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
                       max_decode_rows=options.max_batch_rows, max_prefill_rows=max_batch_tokens)
     tokenizer = model.tokenizer
     token_flags = token_flags_table(tokenizer.token_table, sorted(tokenizer.eos_token_ids), device)
-    sampler = _sampler_name(sampler)
-    row_sampler = RowSampler(token_flags, options.max_batch_rows, sampler == "reference")
-    runner = DecodeRunner(forward, token_flags, row_sampler.workspace,
-                          steps_per_replay=options.steps_per_replay,
+    fused = choose_sampler(sampler, token_flags, options.max_batch_rows)
+    row_sampler = RowSampler(fused, device, use_reference=sampler == "reference")
+    runner = DecodeRunner(forward, fused, steps_per_replay=options.steps_per_replay,
                           use_graphs=options.graphs and device.type == "cuda")
     stepper = Stepper(forward, kv, row_sampler, runner, is_deterministic=deterministic)
     core = Core(EngineSetup(
@@ -111,5 +103,6 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
         max_prefill_rows=max_batch_tokens, max_decode_rows=options.max_batch_rows))
     return GpuEngine(core, shape.vocab_size, {
         "device": str(device), "compute": compute, "kv": str(kv_dtype).removeprefix("torch."),
-        "sampler": sampler, "graphs": runner.use_graphs, "logits": forward.logits_way,
+        "sampler": sampler if sampler == "reference" else fused.name,
+        "graphs": runner.use_graphs, "logits": forward.logits_way,
         "deterministic": deterministic, "row_tile": options.row_tile})

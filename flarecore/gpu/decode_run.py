@@ -17,6 +17,7 @@ import torch
 
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.forward import Forward, Rows
+from flarecore.gpu.fused_sampler import FusedSampler
 from flarecore.gpu.kv_cache import blocks_for
 from flarecore.gpu.mirrored import Mirrored
 from flarecore.gpu.row_sampling import RowSettings, fill_settings, state_fields, state_of
@@ -92,8 +93,8 @@ class DecodeRunner:
 
     Parameters
     ----------
-    forward, token_flags, workspace
-        The model, the flags of every token and the sampler's workspace.
+    forward, sampler
+        The model and the fused sampler.
     steps_per_replay
         Most steps of one run.
     use_graphs
@@ -105,12 +106,10 @@ class DecodeRunner:
         Graphs captured and replayed so far.
     """
 
-    def __init__(self, forward: Forward, token_flags: torch.Tensor, workspace: Any, *,
+    def __init__(self, forward: Forward, sampler: FusedSampler, *,
                  steps_per_replay: int, use_graphs: bool) -> None:
         self._forward = forward
-        self._token_flags = token_flags
-        self._workspace = workspace
-        self._sample = load_kernels().sampling.sample
+        self._sampler = sampler
         self.steps_per_replay = steps_per_replay
         self.use_graphs = use_graphs
         self.num_captures = 0
@@ -167,7 +166,7 @@ class DecodeRunner:
 
     def _step(self, bucket: _Bucket, filters: bool, context: int) -> None:
         logits = self._forward.decode(bucket.rows(context))
-        self._sample(logits, self._token_flags, bucket.state, self._workspace, filters=filters)
+        self._sampler(logits, bucket.state, filters=filters)
 
     def _graph(self, bucket: _Bucket, steps: int, filters: bool, context: int) -> Any:
         key = (steps, filters, context)

@@ -11,6 +11,7 @@ import torch
 
 from flarecore.errors import ConfigError, FlarecoreError
 from flarecore.gpu.device import load_kernels
+from flarecore.gpu.fused_sampler import FusedSampler
 from flarecore.gpu.mirrored import Mirrored
 from flarecore.reference.sampler import sample as reference_sample
 
@@ -141,24 +142,22 @@ class RowRequest:
 class RowSampler:
     """Samples or scores the rows of a verification pass."""
 
-    def __init__(self, token_flags: torch.Tensor, max_rows: int, use_reference: bool) -> None:
-        self.token_flags = token_flags
-        self._kernels: Any = load_kernels()
+    def __init__(self, sampler: FusedSampler, device: torch.device, *,
+                 use_reference: bool) -> None:
+        self._sampler = sampler
+        self._device = device
         self._use_reference = use_reference
-        self.workspace = self._kernels.sampling.SamplerWorkspace.allocate(
-            max_rows, token_flags.shape[0], token_flags.device)
 
     def launch(self, logits: torch.Tensor, requests: Sequence[RowRequest]) -> Mirrored:
         """Queues the sampling of (num_rows, vocab) float32 logits; see :meth:`results`."""
-        state = Mirrored(state_fields(len(requests), 1), self.token_flags.device)
+        state = Mirrored(state_fields(len(requests), 1), self._device)
         state.host["min_prob"][:] = 1.0
         for row, request in enumerate(requests):
             fill_settings(state.host, row, None if request.given is not None else request.settings)
             state.host["positions"][row] = request.position
         state.upload()
-        self._kernels.sampling.sample(
-            logits, self.token_flags, state_of(state), self.workspace,
-            choice_logits=self._choice_logits(logits, requests),
+        self._sampler(
+            logits, state_of(state), choice_logits=self._choice_logits(logits, requests),
             filters=any(r.settings is not None and r.settings.has_filters for r in requests))
         state.download()
         return state
@@ -184,12 +183,9 @@ class RowSampler:
                 requests: Sequence[RowRequest]) -> list[tuple[int, float]]:
         """(token, confidence) of each row, once the stream has been synchronised.
 
-        Raises
-        ------
-        FlarecoreError
-            A row's logits are not numbers. (Of a row behind the first such one nothing is known.)
+        The token is -1 where the logits are not numbers.
         """
-        invalid = int(self._kernels.sampling.TokenFlag.INVALID)
+        invalid = int(load_kernels().sampling.TokenFlag.INVALID)
         out = []
         for row, request in enumerate(requests):
             token = int(state.host["history_tokens"][row, 0])
