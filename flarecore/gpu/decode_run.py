@@ -61,18 +61,19 @@ class _Bucket:
         self.table_rows = torch.arange(num_rows, dtype=torch.int32, device=device)
         self.query_begin = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
         self.graphs: dict[tuple[int, bool, int], Any] = {}
-        self.clear()
+        self._scratch_block = forward.kv.scratch_block
+        host = self.fields.host
+        for row in range(num_rows):
+            fill_settings(host, row, None)
+        host["positions"][:] = -1
+        host["min_prob"][:] = 1.0
+        self._padding = self.fields.snapshot()
 
     def clear(self) -> None:
         """All rows padding."""
-        host = self.fields.host
-        for row in range(self.num_rows):
-            fill_settings(host, row, None)
-        host["positions"][:] = -1
-        for name in ("tokens", "flags", "num_sampled"):
-            host[name][:] = 0
-        host["min_prob"][:] = 1.0
-        self.table.host["blocks"][:] = -1
+        self.fields.restore(self._padding)
+        # What a row needs behind its reserved blocks, once it has halted, is nobody's.
+        self.table.host["blocks"][:] = self._scratch_block
 
     def fill(self, row: int, request: RunRequest, capacity: int) -> None:
         host = self.fields.host
@@ -180,7 +181,8 @@ class DecodeRunner:
         self._step(bucket, filters, context)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+        # Other threads may use the device meanwhile: only this one's calls are watched.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             for _ in range(steps):
                 self._step(bucket, filters, context)
         self._pool = graph.pool()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from flarecore.errors import UnsupportedError
 
-__all__ = ["GPU_DEVICES", "DeviceReport", "load_kernels", "open_device", "probe_device"]
+__all__ = ["GPU_DEVICES", "DeviceReport", "has_driver", "load_kernels", "open_device", "probe_device"]
 
 # "interpreter": the GPU engine on CPU tensors, its kernels in Triton's interpreter. Slow; it is
 # what the engine is tested with where there is no GPU.
@@ -33,6 +34,11 @@ class DeviceReport:
 
 def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA driver shows itself; imports nothing."""
+    return os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None
 
 
 def probe_device() -> DeviceReport:
@@ -73,14 +79,16 @@ def open_device(device: str) -> Any:
     elif "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"
     kernels = load_kernels()
-    if kernels.checks.INTERPRETED != (device == "interpreter"):
+    if (device == "interpreter") != kernels.checks.INTERPRETED:
         raise UnsupportedError(
             f"device={device!r} is not available: triton was first imported "
             f"{'with' if kernels.checks.INTERPRETED else 'without'} TRITON_INTERPRET=1 in this "
             "process; use one of the two devices in a process")
     import torch
 
-    return torch.device("cuda" if device == "cuda" else "cpu")
+    if device == "interpreter":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def load_kernels() -> ModuleType:

@@ -23,14 +23,18 @@ __all__ = ["Forward", "KvTensors", "Rows"]
 
 
 class KvTensors:
-    """Keys and values of every layer: (layers, 2, blocks, KV heads, 32, head_dim), one allocation.
+    """Keys and values of every layer: (layers, 2, blocks + 1, KV heads, 32, head_dim).
+
+    The block behind the last one, `scratch_block`, belongs to nobody: a row that has halted within
+    a run writes there and reads from there.
     """
 
     def __init__(self, shape: DecoderShape, num_blocks: int, dtype: torch.dtype,
                  device: torch.device) -> None:
         self.all = torch.zeros(
-            (shape.num_layers, 2, num_blocks, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim),
+            (shape.num_layers, 2, num_blocks + 1, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim),
             dtype=dtype, device=device)
+        self.scratch_block = num_blocks
         self.layers = [(layer[0], layer[1]) for layer in self.all]
 
     def copy_block(self, source: int, target: int) -> None:

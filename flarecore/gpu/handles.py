@@ -1,4 +1,4 @@
-"""What flarecore.Engine and flarecore.Sequence hold of a GPU engine: the native classes' methods."""
+"""What flarecore.Engine and Sequence hold of a GPU engine: the native classes' methods."""
 
 from __future__ import annotations
 

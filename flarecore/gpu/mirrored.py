@@ -59,6 +59,14 @@ class Mirrored:
             view = self._device[part].view(_TORCH_DTYPES[np.dtype(dtype)])
             self.device[name] = view.view(shape)
 
+    def snapshot(self) -> torch.Tensor:
+        """A copy of the host side, for :meth:`restore`."""
+        return self._host.clone()
+
+    def restore(self, saved: torch.Tensor) -> None:
+        """Makes the host side what it was."""
+        self._host.copy_(saved)
+
     def upload(self) -> None:
         """Host to device, in stream order; the host side may change only after a synchronise."""
         self._device.copy_(self._host, non_blocking=True)

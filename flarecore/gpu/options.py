@@ -29,7 +29,7 @@ class GpuOptions:
         Rows of every matrix product that decode, verification and scoring rows go through. More
         rows take several products: 16 is fastest for one sequence, 64 for a full batch.
     max_batch_rows : int
-        Most sequences of one decode step, and most rows of one verification pass.
+        Most sequences of one decode step, and most rows of one verification pass; a power of two.
     """
 
     graphs: bool = True
@@ -42,4 +42,6 @@ class GpuOptions:
         check_int("steps_per_replay", self.steps_per_replay, 2, 256)
         if check_int("row_tile", self.row_tile, 16, 256) not in _ROW_TILES:
             raise ConfigError(f"row_tile must be one of {_ROW_TILES}, got {self.row_tile}")
-        check_int("max_batch_rows", self.max_batch_rows, 16, 1024)
+        rows = check_int("max_batch_rows", self.max_batch_rows, 16, 1024)
+        if rows & (rows - 1):
+            raise ConfigError(f"max_batch_rows must be a power of two, got {rows}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,9 @@ class Stepper:
         self.copy_block = kv.copy_block
         self._is_deterministic = is_deterministic
         self._is_cuda = forward.device.type == "cuda"
-        self._stream = torch.cuda.Stream(forward.device) if self._is_cuda else None
+        self._stream: Any = None
+        if self._is_cuda:
+            self._stream = torch.cuda.Stream(forward.device)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
@@ -88,8 +91,11 @@ class Stepper:
             for part in parts:
                 if part.prefill_ids:
                     self._prefill(part)
-            rows = self._verify([part for part in parts if part.row_ids])
-            runs = self._run([part for part in parts if part.run is not None])
+            finish_rows = self._verify([part for part in parts if part.row_ids])
+            finish_runs = self._run([part for part in parts if part.run is not None])
+            if self._stream is not None:
+                self._stream.synchronize()
+            rows, runs = finish_rows(), finish_runs()
         return [(rows.get(id(part), []), runs.get(id(part))) for part in parts]
 
     def _prefill(self, part: StepPart) -> None:
@@ -104,31 +110,35 @@ class Stepper:
             rows = make_rows([(part.position + begin, ids, blocks)], self.forward)
             self.forward.decode(rows, with_logits=False)
 
-    def _verify(self, parts: Sequence[StepPart]) -> dict[int, list[Sampled]]:
+    def _verify(self, parts: Sequence[StepPart]) -> Callable[[], dict[int, list[Sampled]]]:
+        """Queues the pass; what is returned reads its results after a synchronise."""
         if not parts:
-            return {}
+            return dict
         rows = make_rows([(part.row_requests[0].position, part.row_ids,
                            part.operation.sequence.kv.blocks) for part in parts], self.forward)
         requests = [request for part in parts for request in part.row_requests]
         logits = self.forward.decode(rows)
         state = self.sampler.launch(logits, requests)
-        self._synchronize()
-        sampled = self.sampler.results(state, logits, requests)
-        out, begin = {}, 0
-        for part in parts:
-            out[id(part)] = sampled[begin : begin + len(part.row_ids)]
-            begin += len(part.row_ids)
-        return out
 
-    def _run(self, parts: Sequence[StepPart]) -> dict[int, RunResult]:
+        def finish() -> dict[int, list[Sampled]]:
+            sampled = self.sampler.results(state, logits, requests)
+            out, begin = {}, 0
+            for part in parts:
+                out[id(part)] = sampled[begin : begin + len(part.row_ids)]
+                begin += len(part.row_ids)
+            return out
+
+        return finish
+
+    def _run(self, parts: Sequence[StepPart]) -> Callable[[], dict[int, RunResult]]:
+        """Queues the runs; likewise."""
         requests = [part.run for part in parts if part.run is not None]
         if not requests:
-            return {}
+            return dict
         bucket = self.runner.launch(requests)
-        self._synchronize()
-        results = self.runner.results(bucket, requests)
-        return {id(part): result for part, result in zip(parts, results, strict=True)}
 
-    def _synchronize(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
+        def finish() -> dict[int, RunResult]:
+            results = self.runner.results(bucket, requests)
+            return {id(part): result for part, result in zip(parts, results, strict=True)}
+
+        return finish

@@ -104,7 +104,8 @@ def _tensors(shape: DecoderShape) -> dict[str, Any]:
 
     hidden, ffn = shape.hidden_size, shape.intermediate_size
     ones = np.ones(hidden, np.float32)
-    tensors = {"token_embd.weight": matrix(shape.vocab_size, hidden, 3.0), "output_norm.weight": ones,
+    tensors = {"token_embd.weight": matrix(shape.vocab_size, hidden, 3.0),
+               "output_norm.weight": ones,
                "output.weight": matrix(shape.vocab_size, hidden, 3.0)}
     for layer in range(shape.num_layers):
         parts = {

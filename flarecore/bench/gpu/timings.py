@@ -50,21 +50,21 @@ def time_us(call: Callable[[], object], settings: Settings, repeats: int = 20) -
         return (time.perf_counter() - begin) * 1e6
     for _ in range(3):
         call()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-              for _ in range(repeats)]
+    new_event: Any = functools.partial(torch.cuda.Event, enable_timing=True)
+    events = [(new_event(), new_event()) for _ in range(repeats)]
     for begin_event, end_event in events:
         begin_event.record()
         call()
         end_event.record()
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in events)
+    return float(statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in events))
 
 
 def in_graph_us(call: Callable[[], object], settings: Settings, calls: int = 20) -> float:
     """Microseconds of one call among many in a captured graph."""
     if not settings.is_cuda:
         return time_us(call, settings)
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         call()
         stream.synchronize()
@@ -291,7 +291,7 @@ def measure_engine(report: Report, path: Path, name: str, num_tokens: int) -> No
                     f"{count} sentences, {result.stats.num_retrievals} retrievals")
 
         report.measure(name, "FLARE loop, a sentence", "ms", sentence)
-        sequence = engine.sequence([1 + i % 200 for i in range(100)])
+        sequence = engine.sequence([1 + i % 200 for i in range(100 if settings.is_cuda else 9)])
         options: dict[str, Any] = {"until": "eos", "ignore_eos": True}
         saved = sequence.checkpoint()
 
@@ -307,7 +307,8 @@ def measure_engine(report: Report, path: Path, name: str, num_tokens: int) -> No
 
         report.measure(name, "fork and close", "us",
                        lambda: mean_us(lambda: sequence.fork().close(), 20))
-        report.measure(name, "rollback", "us", lambda: mean_us(lambda: sequence.rollback(saved), 20))
+        report.measure(name, "rollback", "us",
+                       lambda: mean_us(lambda: sequence.rollback(saved), 20))
         report.measure(name, "fork, one token (copies a block), close", "us",
                        lambda: mean_us(fork_and_write, 20 if settings.is_cuda else 1))
         sequence.close()
