@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ class Model:
         self._native = native
         self.device = device
         self._gpu_weights: dict[str, Any] = {}  # by compute type; see flarecore.gpu.build
+        # Makes a flarecore.gpu.weights.TensorSource where the file is no GGUF file.
+        self._source: Callable[[], Any] | None = None
         self.name = name
         self.path = path
         self.tokenizer = tokenizer

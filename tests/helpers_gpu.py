@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers import TinyLlama, tiny_llama_path
 from triton_env import DEVICE
 
@@ -13,6 +14,9 @@ from flarecore.gpu.options import GpuOptions
 from flarecore.model import Model
 
 GPU_DEVICE = "interpreter" if DEVICE == "cpu" else "cuda"
+# Of modules that run on either.
+MARKS = [] if DEVICE == "cpu" else [pytest.mark.gpu]
+KV_VALUE_BYTES = 4 if DEVICE == "cpu" else 2  # float32 keys and values in the interpreter only
 
 # The interpreter takes about a millisecond for each program of a launch: as few as there can be.
 SMALL = TinyLlama(num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, hidden_size=32,

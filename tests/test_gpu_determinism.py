@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from helpers import random_ids, result_bits
-from helpers_gpu import gpu_engine, gpu_model, runner_of
+from helpers_gpu import MARKS, gpu_engine, gpu_model, runner_of
 
 from flarecore.sampling import SamplingParams
 
+pytestmark = MARKS
 SAMPLED = {"sampling": SamplingParams(temperature=1.2, seed=11), "until": "eos",
            "ignore_eos": True}  # fmt: skip
 IDS = random_ids(9)
@@ -103,6 +104,23 @@ def test_company_changes_nothing(model, plain):
         for sequence in sequences:
             sequence.close()
         engine.check_integrity()
+
+
+def test_a_halted_row_touches_nobody(model):
+    """Its last token would need a block that it does not have, while the other row goes on."""
+    with gpu_engine(model) as engine:
+        jobs = [(random_ids(31, seed=6), 2), (random_ids(4, seed=7), 8)]
+        alone = [result_bits(decode(engine, ids, n)) for ids, n in jobs]
+        with engine.sequence(random_ids(40, seed=8)) as bystander:
+            kept = bystander.score([1, 2]).probs.tobytes()
+            sequences = [engine.sequence(ids) for ids, _ in jobs]
+            operations = [s.decode_async(n, **SAMPLED)
+                          for s, (_, n) in zip(sequences, jobs, strict=True)]
+            assert [result_bits(o.result()) for o in operations] == alone
+            assert bystander.score([1, 2]).probs.tobytes() == kept
+            assert max(runner_of(engine)._buckets) == 2
+            for sequence in sequences:
+                sequence.close()
 
 
 def test_deterministic_prefill(model):

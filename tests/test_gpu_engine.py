@@ -8,15 +8,19 @@ import pytest
 from helpers import PROB_TOLERANCE, TinyLlama, open_engine, random_ids, result_bits, tiny_llama_path
 from helpers_gemma import TinyGemma, tiny_gemma_path
 from helpers_gpu import SMALL, gpu_engine, gpu_model, runner_of
+from triton_env import DEVICE, torch
 
+from flarecore import _C
 from flarecore.config import FlareConfig
-from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.errors import ConfigError, ModelFileError, UnsupportedError
 from flarecore.flare import Flare
 from flarecore.model import Model
 from flarecore.retrieval.passage import Passage
 from flarecore.sampling import SamplingParams
 from flarecore.templates import PromptTemplate
 
+# On a device keys and values are 16 bits: gpu_check (test_gpu_device.py) compares them there.
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="exact in float32, in the interpreter")
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "temperature": SamplingParams(temperature=1.0, seed=2**63 + 5, stream=7),
@@ -163,6 +167,38 @@ def test_bfloat16_is_close(pair):
         got = engine.sequence(ids).score(more).probs
         np.testing.assert_allclose(got, wanted, rtol=0.5, atol=2e-3)
         assert engine.stats().weights_size_bytes < pair[1].stats().weights_size_bytes
+
+
+def test_weights_of_a_checkpoint(tmp_path):
+    """Names by a map, norms with the offset of Gemma's files; what is missing or left is named."""
+    from safetensors.numpy import save_file
+
+    from flarecore.gpu import weights
+    from flarecore.gpu.shape import DecoderShape
+
+    model = gpu_model()
+    shape = DecoderShape.of_model(model._native)
+    gguf = weights.GgufSource(str(model.path))
+    values = {name: gguf.read(name) for name in gguf.names()}
+    inside = {f"hf.{name}": v - 1 if v.ndim == 1 else v for name, v in values.items()}
+    save_file(inside, tmp_path / "model.safetensors")
+    files = [_C.SafetensorsFile(str(tmp_path / "model.safetensors"))]
+    places = {name: (0, f"hf.{name}") for name in values}
+    device = torch.device("cpu")
+
+    def load(source):
+        return weights.load_weights(source, shape, torch.float32, device)
+
+    wanted, got = load(gguf), load(weights.CheckpointSource(files, places, 1.0))
+    torch.testing.assert_close(got.layers[0].ffn_norm, wanted.layers[0].ffn_norm)
+    assert torch.equal(got.layers[0].gate_up, wanted.layers[0].gate_up)
+    assert torch.equal(got.head, wanted.head) and got.size_bytes == wanted.size_bytes
+    missing = {name: place for name, place in places.items() if "ffn_up" not in name}
+    with pytest.raises(ModelFileError, match=r"blk\.0\.ffn_up"):
+        load(weights.CheckpointSource(files, missing))
+    with pytest.raises(UnsupportedError, match=r"blk\.0\.attn_q\.bias"):
+        load(weights.CheckpointSource(files, {**places, "blk.0.attn_q.bias": places[
+            "output_norm.weight"]}))
 
 
 def test_options_are_checked():

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 from helpers import random_ids, result_bits
-from helpers_gpu import SMALL, core_of, gpu_engine, gpu_model
+from helpers_gpu import KV_VALUE_BYTES, MARKS, SMALL, core_of, gpu_engine, gpu_model
 
 from flarecore.errors import (
     CancelledError,
@@ -20,9 +20,10 @@ from flarecore.errors import (
 )
 from flarecore.sampling import SamplingParams
 
+pytestmark = MARKS
 DECODE = {"sampling": SamplingParams(temperature=1.0, seed=1), "until": "eos",
           "ignore_eos": True}  # fmt: skip
-BLOCK_BYTES = 2 * SMALL.num_layers * SMALL.num_kv_heads * SMALL.head_dim * 32 * 4
+BLOCK_BYTES = 2 * SMALL.num_layers * SMALL.num_kv_heads * SMALL.head_dim * 32 * KV_VALUE_BYTES
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from flarecore.gpu.forward import Forward, KvTensors
 from flarecore.gpu.fused_sampler import choose_sampler
 from flarecore.gpu.handles import GpuEngine
 from flarecore.gpu.kv_cache import BLOCK_TOKENS, blocks_for
-from flarecore.gpu.operation import StepLimits
 from flarecore.gpu.options import GpuOptions
 from flarecore.gpu.row_sampling import RowSampler, token_flags_table
 from flarecore.gpu.shape import DecoderShape
+from flarecore.gpu.state import StepLimits
 from flarecore.gpu.stepper import Stepper
 from flarecore.gpu.weights import DTYPES, DecoderWeights, GgufSource, load_weights
 
@@ -36,8 +36,8 @@ def _weights(model: Model, shape: DecoderShape, compute: str,
     """Read at the first call per compute type; every engine of the model shares them."""
     cache: dict[str, Any] = model._gpu_weights
     if compute not in cache:
-        cache[compute] = load_weights(
-            GgufSource(str(model.path)), shape, DTYPES[compute], device)
+        source = GgufSource(str(model.path)) if model._source is None else model._source()
+        cache[compute] = load_weights(source, shape, DTYPES[compute], device)
     weights: DecoderWeights = cache[compute]
     return weights
 

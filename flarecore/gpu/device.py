@@ -14,7 +14,8 @@ from typing import Any
 
 from flarecore.errors import UnsupportedError
 
-__all__ = ["GPU_DEVICES", "DeviceReport", "has_driver", "load_kernels", "open_device", "probe_device"]
+__all__ = ["GPU_DEVICES", "DeviceReport", "has_driver", "load_kernels", "open_device",
+           "probe_device"]
 
 # "interpreter": the GPU engine on CPU tensors, its kernels in Triton's interpreter. Slow; it is
 # what the engine is tested with where there is no GPU.

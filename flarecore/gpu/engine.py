@@ -19,19 +19,19 @@ from flarecore import _C
 from flarecore.errors import (
     CancelledError,
     ConfigError,
-    ContextOverflowError,
     FlarecoreError,
     SequenceBusyError,
     UnsupportedError,
 )
 from flarecore.gpu.kv_cache import KvCache, KvSequence
-from flarecore.gpu.operation import (
-    GpuOperation,
+from flarecore.gpu.operation import GpuOperation
+from flarecore.gpu.state import (
     HeldTokens,
     OperationRequest,
     SequenceState,
     StepLimits,
     StepPart,
+    check_request,
 )
 from flarecore.gpu.stepper import Stepper
 
@@ -160,7 +160,7 @@ class Core:
         """Validates everything first: a refused request changes nothing."""
         with self.locked():
             self._check_usable(sequence)
-            self._validate(sequence, request)
+            check_request(sequence, request, self._setup.vocab_size, self._setup.context_length)
             operation = GpuOperation(sequence, request, self._setup.model,
                                      self._setup.context_length)
             sequence.operation = operation
@@ -213,25 +213,6 @@ class Core:
         if sequence.is_busy:
             raise SequenceBusyError(
                 "an operation still runs on the sequence; wait for it or cancel it first")
-
-    def _validate(self, sequence: SequenceState, request: OperationRequest) -> None:
-        vocab, context = self._setup.vocab_size, self._setup.context_length
-        for ids in (request.token_ids, request.proposal, request.lookup):
-            bad = next((i for i in ids if not 0 <= i < vocab), None)
-            if bad is not None:
-                raise ConfigError(f"token id {bad} is not in the vocabulary of {vocab} tokens")
-        total = len(sequence.tokens) + len(request.token_ids)
-        decodes = request.kind == "decode"
-        if total + decodes > context:
-            raise ContextOverflowError(
-                f"{total} tokens{' and one more to decode' if decodes else ''} do not fit into the "
-                f"context of {context} tokens; shorten the prompt or the evidence")
-        if request.kind == "score" and not sequence.tokens:
-            raise ConfigError("score() needs a token before the first scored one; extend the "
-                              "sequence first")
-        if decodes and total == 0:
-            raise ConfigError("decode() on an empty sequence; extend it with a prompt or the "
-                              "beginning-of-text token")
 
     # --- the worker ---
 

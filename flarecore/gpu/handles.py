@@ -9,13 +9,9 @@ from typing import Any
 from flarecore.errors import ConfigError
 from flarecore.gpu.engine import Core
 from flarecore.gpu.kv_cache import KvSequence
-from flarecore.gpu.operation import (
-    GpuOperation,
-    HeldTokens,
-    OperationRequest,
-    SequenceState,
-)
+from flarecore.gpu.operation import GpuOperation
 from flarecore.gpu.row_sampling import RowSettings
+from flarecore.gpu.state import HeldTokens, OperationRequest, SequenceState
 
 __all__ = ["GpuCheckpoint", "GpuEngine", "GpuSequence"]
 

@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,86 +24,18 @@ import numpy as np
 from flarecore import _C
 from flarecore.errors import CancelledError, DeadlineExceeded, FlarecoreError
 from flarecore.gpu.decode_run import RunRequest, RunResult
-from flarecore.gpu.kv_cache import KvCache, KvSequence
-from flarecore.gpu.row_sampling import INVALID_LOGITS, RowRequest, RowSettings
+from flarecore.gpu.kv_cache import KvCache
+from flarecore.gpu.row_sampling import INVALID_LOGITS, RowRequest
+from flarecore.gpu.state import (
+    HeldTokens,
+    OperationRequest,
+    Sampled,
+    SequenceState,
+    StepLimits,
+    StepPart,
+)
 
-__all__ = ["GpuOperation", "HeldTokens", "OperationRequest", "SequenceState", "StepLimits",
-           "StepPart"]
-
-Sampled = tuple[int, float]  # token and confidence
-
-
-@dataclass(frozen=True)
-class HeldTokens:
-    """Tokens sampled past the end of a decode: what one with the same settings would draw next."""
-
-    tokens: tuple[Sampled, ...] = ()
-    settings: RowSettings | None = None
-
-
-@dataclass(eq=False)
-class SequenceState:
-    """A list of token ids with a KV cache behind it. The engine's lock guards it."""
-
-    tokens: list[int] = field(default_factory=list)
-    kv: KvSequence = field(default_factory=KvSequence)
-    held: HeldTokens = HeldTokens()
-    operation: GpuOperation | None = None  # the one that runs
-    is_closed: bool = False
-
-    @property
-    def is_busy(self) -> bool:
-        return self.operation is not None
-
-
-@dataclass(frozen=True)
-class OperationRequest:
-    """What to do; `kind` is "extend", "decode" or "score", the rest as for the native core."""
-
-    kind: str
-    token_ids: list[int]
-    deadline_ms: float | None = None
-    beta: float = 0.0
-    max_tokens: int = 1
-    settings: RowSettings | None = None
-    until_sentence: bool = True
-    stop: tuple[str, ...] = ()
-    stop_below: float = 0.0
-    stop_at_punctuation: bool = False
-    proposal: tuple[int, ...] = ()
-    lookup: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """Most prefill rows and decode rows that an operation may feed in a step, and decode steps.
-
-    None of them depends on what else runs: it would show in a prefill's last bits.
-    """
-
-    prefill_rows: int
-    decode_rows: int
-    run_steps: int
-    can_run: bool = True  # False: every token through a verification pass (reference sampler)
-
-
-@dataclass
-class StepPart:
-    """One operation's share of a step: prefill rows, then decode rows or a run of steps."""
-
-    operation: GpuOperation
-    position: int  # of the first row
-    computed: int = 0  # positions whose keys and values count once the step is booked
-    prefill_ids: list[int] = field(default_factory=list)
-    row_ids: list[int] = field(default_factory=list)
-    row_requests: list[RowRequest] = field(default_factory=list)
-    run: RunRequest | None = None
-    error: FlarecoreError | None = None
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.prefill_ids) + len(self.row_ids)
-
+__all__ = ["GpuOperation"]
 
 def _milliseconds_since(begin: float) -> float:
     return (time.perf_counter() - begin) * 1000.0

@@ -13,12 +13,10 @@ import torch
 from flarecore.gpu.decode_run import DecodeRunner, RunResult
 from flarecore.gpu.forward import Forward, KvTensors, Rows
 from flarecore.gpu.mirrored import Mirrored
-from flarecore.gpu.operation import StepPart
 from flarecore.gpu.row_sampling import RowSampler
+from flarecore.gpu.state import Sampled, StepPart
 
 __all__ = ["Stepper", "make_rows"]
-
-Sampled = tuple[int, float]
 
 # Triton's interpreter patches its own modules while a kernel runs: one thread at a time.
 _interpreter_lock = threading.Lock()

@@ -7,7 +7,7 @@ in GGUF's row order; another file format joins by naming its tensors the same wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +19,8 @@ from flarecore import _C
 from flarecore.errors import ModelFileError, UnsupportedError
 from flarecore.gpu.shape import DecoderShape
 
-__all__ = ["DTYPES", "DecoderWeights", "GgufSource", "LayerWeights", "TensorSource",
-           "load_weights"]
+__all__ = ["DTYPES", "CheckpointSource", "DecoderWeights", "GgufSource", "LayerWeights", 
+           "TensorSource", "load_weights"]
 
 # Names that `Engine(compute=...)` takes on a GPU.
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -49,6 +49,34 @@ class GgufSource:
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         return self._tensors[name].to_float32()
+
+
+class CheckpointSource:
+    """Tensors of safetensors files.
+
+    Parameters
+    ----------
+    files
+        The opened files.
+    places
+        GGUF name -> number of the file and name in it.
+    vector_offset
+        Added to norm weights: 1 where the files hold weight - 1 (Gemma).
+    """
+
+    def __init__(self, files: Sequence[_C.SafetensorsFile],
+                 places: Mapping[str, tuple[int, str]], vector_offset: float = 0.0) -> None:
+        by_name = [{tensor.name: tensor for tensor in file.tensors} for file in files]
+        self._tensors = {name: by_name[number][inside]
+                         for name, (number, inside) in places.items()}
+        self._vector_offset = np.float32(vector_offset)
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        values = self._tensors[name].to_float32()
+        return values + self._vector_offset if values.ndim == 1 else values
 
 
 @dataclass(frozen=True)
