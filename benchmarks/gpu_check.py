@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-if "cpu" in sys.argv:  # before anything can import triton
+if {"cpu", "--device=cpu"} & set(sys.argv):  # before anything can import triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
