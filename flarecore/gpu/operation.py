@@ -13,11 +13,7 @@ decode counts as not computed, so that speculation and runs leave the same keys 
 
 from __future__ import annotations
 
-import threading
 import time
-import traceback
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +21,7 @@ from flarecore import _C
 from flarecore.errors import CancelledError, DeadlineExceeded, FlarecoreError
 from flarecore.gpu.decode_run import RunRequest, RunResult
 from flarecore.gpu.kv_cache import KvCache
+from flarecore.gpu.pending import Pending
 from flarecore.gpu.row_sampling import INVALID_LOGITS, RowRequest
 from flarecore.gpu.state import (
     HeldTokens,
@@ -41,11 +38,12 @@ def _milliseconds_since(begin: float) -> float:
     return (time.perf_counter() - begin) * 1000.0
 
 
-class GpuOperation:
+class GpuOperation(Pending):
     """See the module. Waiting and results are those of the native ``Operation``."""
 
     def __init__(self, sequence: SequenceState, request: OperationRequest, model: _C.Model,
                  context_length: int) -> None:
+        super().__init__()
         self.sequence = sequence
         self.request = request
         self.has_begun = False
@@ -72,45 +70,6 @@ class GpuOperation:
                 model, request.max_tokens, request.until_sentence,
                 settings is not None and settings.ignore_eos, list(request.stop),
                 request.stop_below, request.stop_at_punctuation)
-
-        self._is_cancelled = False
-        self._error: FlarecoreError | None = None
-        self._result: dict[str, Any] = {}
-        self._done = threading.Event()
-        self._callbacks: list[Callable[[], object]] = []
-        self._callback_lock = threading.Lock()
-
-    # --- any thread ---
-
-    def is_done(self) -> bool:
-        return self._done.is_set()
-
-    def cancel(self) -> None:
-        self._is_cancelled = True
-
-    def wait(self, timeout_ms: float | None = None) -> bool:
-        """True when done. In slices, so that Ctrl-C gets through everywhere."""
-        left = timeout_ms
-        while not self._done.wait(0.05 if left is None else min(0.05, max(left, 0.0) / 1000.0)):
-            if left is not None:
-                left -= 50.0
-                if left <= 0.0:
-                    return self._done.is_set()
-        return True
-
-    def result(self) -> dict[str, Any]:
-        """The fields of the native result; raises the operation's error."""
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def on_done(self, callback: Callable[[], object]) -> None:
-        """Calls it once done, at once if done already."""
-        with self._callback_lock:
-            if not self._done.is_set():
-                self._callbacks.append(callback)
-                return
-        callback()
 
     # --- the engine's worker, under the engine's lock ---
 
@@ -196,17 +155,6 @@ class GpuOperation:
         cache.truncate(self.sequence.kv, self._start_computed)
         self._error = error
         self.sequence.operation = None
-
-    def notify(self) -> None:
-        """Wakes waiters and runs callbacks; without the engine's lock."""
-        with self._callback_lock:
-            callbacks, self._callbacks = self._callbacks, []
-            self._done.set()
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:  # the worker goes on
-                traceback.print_exc()
 
     # --- parts of the above ---
 
