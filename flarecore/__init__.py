@@ -23,12 +23,14 @@ _EXPORTS = {
         "SentenceAccepted"],
     "flarecore.flare": ["Flare"],
     "flarecore.gpu.options": ["GpuOptions"],
+    "flarecore.methods": ["METHODS", "Method", "MethodSpec", "make_method"],
     "flarecore.model": ["Model", "ModelConfig"],
     "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
+    "flarecore.quantization": ["KindError", "Quantization"],
     "flarecore.result": ["FlareResult"],
     "flarecore.retrieval": [
-        "ExactRetriever", "HnswRetriever", "Passage", "Retriever", "SentenceEncoder",
-        "read_passages"],
+        "BM25Retriever", "ExactRetriever", "HnswRetriever", "HybridRetriever", "Passage",
+        "Retriever", "SentenceEncoder", "TextAnalyser", "load_index", "read_passages"],
     "flarecore.rules": ["DraftRule"],
     "flarecore.sampling": ["SamplingParams"],
     "flarecore.sequence": ["Checkpoint", "Sequence"],
@@ -98,6 +100,10 @@ if TYPE_CHECKING:
     )
     from flarecore.flare import Flare as Flare
     from flarecore.gpu.options import GpuOptions as GpuOptions
+    from flarecore.methods import METHODS as METHODS
+    from flarecore.methods import Method as Method
+    from flarecore.methods import MethodSpec as MethodSpec
+    from flarecore.methods import make_method as make_method
     from flarecore.model import Model as Model
     from flarecore.model import ModelConfig as ModelConfig
     from flarecore.operation import (
@@ -112,12 +118,20 @@ if TYPE_CHECKING:
     from flarecore.operation import (
         Scored as Scored,
     )
+    from flarecore.quantization import KindError as KindError
+    from flarecore.quantization import Quantization as Quantization
     from flarecore.result import FlareResult as FlareResult
+    from flarecore.retrieval import (
+        BM25Retriever as BM25Retriever,
+    )
     from flarecore.retrieval import (
         ExactRetriever as ExactRetriever,
     )
     from flarecore.retrieval import (
         HnswRetriever as HnswRetriever,
+    )
+    from flarecore.retrieval import (
+        HybridRetriever as HybridRetriever,
     )
     from flarecore.retrieval import (
         Passage as Passage,
@@ -127,6 +141,12 @@ if TYPE_CHECKING:
     )
     from flarecore.retrieval import (
         SentenceEncoder as SentenceEncoder,
+    )
+    from flarecore.retrieval import (
+        TextAnalyser as TextAnalyser,
+    )
+    from flarecore.retrieval import (
+        load_index as load_index,
     )
     from flarecore.retrieval import (
         read_passages as read_passages,

@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 from helpers import PROB_TOLERANCE, TinyLlama, open_engine, random_ids, result_bits, tiny_llama_path
+from helpers_checkpoint import VOCAB_SIZE, checkpoint, tiny
 from helpers_gemma import TinyGemma, tiny_gemma_path
-from helpers_gpu import SMALL, gpu_engine, gpu_model, runner_of
+from helpers_gpu import GPU_DEVICE, SMALL, gpu_engine, gpu_model, runner_of
 from triton_env import DEVICE, torch
 
 from flarecore import _C
@@ -167,6 +168,27 @@ def test_bfloat16_is_close(pair):
         got = engine.sequence(ids).score(more).probs
         np.testing.assert_allclose(got, wanted, rtol=0.5, atol=2e-3)
         assert engine.stats().weights_size_bytes < pair[1].stats().weights_size_bytes
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        tiny("Mistral", sliding_window=20, num_hidden_layers=1),
+        tiny("Qwen3", tied=True, num_hidden_layers=1, dtype="bfloat16", sharded=True),
+        tiny("Gemma3", sliding_window=24, num_hidden_layers=2,
+             layer_types=["sliding_attention", "full_attention"]),
+    ],
+    ids=["mistral", "qwen3", "gemma3"],
+)  # fmt: skip
+def test_checkpoints(spec):
+    """Directories of safetensors: halves rotated, norms with an offset, windows."""
+    path, _ = checkpoint(spec)
+    ids = random_ids(30, VOCAB_SIZE - 20, seed=4)
+    with open_engine(path) as cpu, gpu_engine(path) as gpu:
+        wanted, got = (engine.sequence(ids).score(ids[:5]) for engine in (cpu, gpu))
+        np.testing.assert_allclose(got.probs, wanted.probs, atol=PROB_TOLERANCE, rtol=0)
+    with pytest.raises(UnsupportedError, match="quantize"):
+        Model.load(path, device=GPU_DEVICE, quantize="q8")
 
 
 def test_weights_of_a_checkpoint(tmp_path):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flarecore import __version__
-from flarecore.errors import FlarecoreError
+from flarecore.cli.options import add_quantize_option
+from flarecore.errors import ConfigError, FlarecoreError
 
 __all__ = ["Check", "add_parser", "checks", "run"]
 
@@ -24,6 +25,8 @@ _NEEDED = (
     ("hnswlib", "hnswlib"), ("rich", "rich"),
 )
 _EXTRAS = (
+    ("bm25s", "bm25s", "BM25 and hybrid indexes", "pip install 'flarecore[bm25]'"),
+    ("Stemmer", "PyStemmer", "indexes that stem words", "pip install 'flarecore[stemming]'"),
     ("torch", "torch", "the reference and the tests", "pip install 'flarecore[transformers]'"),
     ("transformers", "transformers", "the reference and the tests",
      "pip install 'flarecore[transformers]'"),
@@ -58,12 +61,19 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="show what this installation can do and what was chosen",
         description="Prints versions, CPU level, threads, memory, models and extras, with a hint "
         "for whatever is missing. Exit code 1 if the core cannot work.")
+    parser.add_argument("--model", metavar="NAME_OR_PATH",
+                        help="open this model, too, and say what it is")
+    add_quantize_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
+    if args.quantize is not None and args.model is None:
+        raise ConfigError("--quantize says how to load a model: --model NAME_OR_PATH is missing")
     found = list(checks())
+    if args.model is not None:
+        found += _model(args.model, args.quantize)
     width = max(len(check.name) for check in found)
     marks = {"ok": " ", "missing": "-", "bad": "!"}
     for check in found:
@@ -183,14 +193,49 @@ def _gpu_engine() -> Check:
     return Check("gpu engine", f'{report.name}: device="cuda" works')
 
 
+def _model(name: str, quantize: str | None) -> Iterator[Check]:
+    """One model, opened; with `quantize`, what that changes in each kind of matrix."""
+    from flarecore.model import Model
+
+    try:
+        model = Model.load(name, quantize=quantize)
+        c = model.config
+        yield Check("model", f"{name}: {c.architecture}, {c.num_layers} layers of {c.hidden_size}, "
+                    f"{c.vocab_size} tokens, context {c.context_length}")
+        if model.quantization is not None:
+            for line in model.quantization.lines():
+                yield Check("quantized" if not line.startswith(" ") else "", line.strip())
+    except FlarecoreError as error:
+        yield Check("model", f"{name}: not usable", "bad", str(error))
+
+
 def _gpu() -> Iterator[Check]:
     yield _gpu_engine()
-    if importlib.util.find_spec("flarecore._cuda") is None:
-        yield Check("flarecore._cuda", "not built", "missing", "GPU kernels are not in this build")
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    try:
+        from flarecore import _cuda
+    except ImportError as error:
+        yield _without_cuda(error, nvcc)
     else:
-        yield Check("flarecore._cuda", "built")
-    nvcc = shutil.which("nvcc")
+        built = _cuda.build_info()
+        how = f"built by nvcc {built['nvcc']} for {built['architectures']}"
+        yield Check("flarecore._cuda", how)
+        count = _cuda.device_count()
+        yield Check("cuda devices", _cuda.device_status(), "ok" if count else "missing",
+                    "" if count else "needed for device=\"cuda\" only")
     if nvcc is None:
-        yield Check("nvcc", "not found", "missing", "only needed to build GPU kernels")
+        yield Check("nvcc", "not found", "missing", "only needed to build flarecore._cuda")
     else:
         yield Check("nvcc", nvcc)
+
+
+def _without_cuda(error: ImportError, nvcc: str | None) -> Check:
+    """Why there is no CUDA module, as far as it can be told now."""
+    if importlib.util.find_spec("flarecore._cuda") is not None:
+        return Check("flarecore._cuda", f"not loadable: {error}", "missing",
+                     "build it again: FLARECORE_CUDA=1 pip install -e .")
+    if nvcc is None:
+        return Check("flarecore._cuda", "not built: there is no nvcc here", "missing",
+                     "for NVIDIA GPUs: install the CUDA toolkit (11.8 or later) and build again")
+    return Check("flarecore._cuda", "not built, although there is an nvcc", "missing",
+                 "FLARECORE_CUDA=1 pip install -e . builds it or says why it cannot")

@@ -36,7 +36,8 @@ def _weights(model: Model, shape: DecoderShape, compute: str,
     """Read at the first call per compute type; every engine of the model shares them."""
     cache: dict[str, Any] = model._gpu_weights
     if compute not in cache:
-        source = GgufSource(str(model.path)) if model._source is None else model._source()
+        opener = model._open_tensors
+        source = GgufSource(str(model.path)) if opener is None else opener()
         cache[compute] = load_weights(source, shape, DTYPES[compute], device)
     weights: DecoderWeights = cache[compute]
     return weights
