@@ -22,6 +22,7 @@ from typing import ClassVar
 from pybind11.setup_helpers import Pybind11Extension, has_flag
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import BaseError, CompileError
 
 ROOT = Path(__file__).parent.resolve()
@@ -187,6 +188,15 @@ class BuildExt(build_ext):
         return objects
 
 
+class BuildPy(build_py):
+    """Carries the Triton kernels into a wheel: `kernels` would be no name for a package there."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.packages = [*self.packages, "flarecore._kernels"]
+        self.package_dir = {**(self.package_dir or {}), "flarecore._kernels": "kernels"}
+
+
 def extension(name: str, sources: list[str]) -> Pybind11Extension:
     return Pybind11Extension(
         name, sources, include_dirs=["csrc"], cxx_std=17, extra_compile_args=COMMON_FLAGS,
@@ -195,4 +205,4 @@ def extension(name: str, sources: list[str]) -> Pybind11Extension:
 
 setup(ext_modules=[extension("flarecore._C", native_sources()),
                    extension(CUDA_MODULE, cuda_sources())],
-      cmdclass={"build_ext": BuildExt})
+      cmdclass={"build_ext": BuildExt, "build_py": BuildPy})

@@ -22,6 +22,7 @@ _EXPORTS = {
         "DraftFinished", "DraftStarted", "Finished", "RetrievalFinished", "RetrievalStarted",
         "SentenceAccepted"],
     "flarecore.flare": ["Flare"],
+    "flarecore.gpu.options": ["GpuOptions"],
     "flarecore.methods": ["METHODS", "Method", "MethodSpec", "make_method"],
     "flarecore.model": ["Model", "ModelConfig"],
     "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
         SentenceAccepted as SentenceAccepted,
     )
     from flarecore.flare import Flare as Flare
+    from flarecore.gpu.options import GpuOptions as GpuOptions
     from flarecore.methods import METHODS as METHODS
     from flarecore.methods import Method as Method
     from flarecore.methods import MethodSpec as MethodSpec

@@ -9,14 +9,16 @@ from __future__ import annotations
 import atexit
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 from flarecore import _C
 from flarecore.decode_options import TokenIds
 from flarecore.errors import ConfigError
+from flarecore.gpu.options import GpuOptions
 from flarecore.model import Model
 from flarecore.sequence import Sequence
 from flarecore.tokenizer import Tokenizer
-from flarecore.validation import check_choice, check_int
+from flarecore.validation import check_bool, check_choice, check_int
 
 __all__ = ["Engine", "EngineStats"]
 
@@ -44,13 +46,23 @@ class Engine:
     kv_cache_bytes : int, optional
         Budget of the KV cache. None: four full contexts, at most a quarter of the memory. Pages are
         taken from the system when they are first written.
-    compute : {"int8", "float32"}
-        ``"int8"``: weights stay quantised, activations are quantised to 8 bits per row and group
-        of 32, KV is float16. ``"float32"``: dequantised weights, exact; four times the memory.
+    compute : str, optional
+        On a CPU ``"int8"`` (default): weights stay quantised, activations are quantised to 8 bits
+        per row and group of 32, KV is float16; or ``"float32"``: dequantised weights, exact; four
+        times the memory. On a GPU the type of weights, activations and KV: ``"bfloat16"``
+        (default), ``"float16"`` or ``"float32"`` (its KV is float16).
     sampler : {"fused", "reference"}
-        ``"reference"`` is the slow, step-by-step twin in double precision.
-    max_batch_tokens : int
-        Most rows of one forward pass. Results do not depend on it.
+        ``"reference"`` is the slow, step-by-step twin in double precision. On a GPU ``"triton"``
+        and ``"cuda"`` name the two fused samplers.
+    max_batch_tokens : int, optional
+        Most rows of one forward pass: 256 on a CPU, where results do not depend on it; on a GPU
+        1024, and most tokens of a prefill's chunk.
+    deterministic : bool
+        On a GPU a prefill in other chunks, or after a warm cache, may differ in the last bits.
+        True removes that: prefill then goes through the products of decode, `row_tile` rows at a
+        time, and is many times slower. On a CPU nothing ever differs.
+    gpu : GpuOptions
+        How a GPU is used.
 
     Raises
     ------
@@ -58,19 +70,34 @@ class Engine:
         An option is unknown or out of range.
     """
 
-    def __init__(self, model: Model, *, kv_cache_bytes: int | None = None, compute: str = "int8",
-                 sampler: str = "fused", max_batch_tokens: int = 256) -> None:
-        check_choice("compute", compute, ("int8", "float32"))
-        check_choice("sampler", sampler, ("fused", "reference"))
-        if kv_cache_bytes is not None:
-            kv_cache_bytes = check_int("kv_cache_bytes", kv_cache_bytes, 1, 2**62)
-        max_batch_tokens = check_int("max_batch_tokens", max_batch_tokens, 1, 8192)
+    def __init__(self, model: Model, *, kv_cache_bytes: int | None = None,
+                 compute: str | None = None, sampler: str = "fused",
+                 max_batch_tokens: int | None = None, deterministic: bool = False,
+                 gpu: GpuOptions = GpuOptions()) -> None:  # noqa: B008 (immutable)
         if not isinstance(model, Model):
             raise ConfigError(f"model must be a Model, got {type(model).__name__}; see Model.load")
+        if not isinstance(gpu, GpuOptions):
+            raise ConfigError(f"gpu must be GpuOptions, got {type(gpu).__name__}")
+        check_bool("deterministic", deterministic)
+        if kv_cache_bytes is not None:
+            kv_cache_bytes = check_int("kv_cache_bytes", kv_cache_bytes, 1, 2**62)
+        if max_batch_tokens is not None:
+            max_batch_tokens = check_int("max_batch_tokens", max_batch_tokens, 1, 8192)
         self.model = model
-        self.compute = compute
-        self._native = _C.Engine(model._native, kv_cache_bytes or 0, compute == "int8",
-                                 sampler == "reference", max_batch_tokens)
+        self._native: Any
+        if model.device == "cpu":
+            self.compute = check_choice("compute", compute or "int8", ("int8", "float32"))
+            check_choice("sampler", sampler, ("fused", "reference"))
+            self._native = _C.Engine(model._native, kv_cache_bytes or 0, self.compute == "int8",
+                                     sampler == "reference", max_batch_tokens or 256)
+        else:
+            from flarecore.gpu import build  # imports torch
+
+            self.compute = check_choice("compute", compute or "bfloat16", build.GPU_COMPUTES)
+            check_choice("sampler", sampler, build.GPU_SAMPLERS)
+            self._native = build.make_engine(
+                model, kv_cache_bytes=kv_cache_bytes, compute=self.compute, sampler=sampler,
+                max_batch_tokens=max_batch_tokens or 1024, deterministic=deterministic, options=gpu)
         _live_engines.add(self)
 
     @property

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flarecore import _C
 from flarecore.checkpoint.config import read_config
 from flarecore.checkpoint.files import CheckpointFiles
 from flarecore.checkpoint.json_file import read_json
 from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.gpu.device import GPU_DEVICES, open_device
 from flarecore.model_files import find_model
 from flarecore.quantization import QUANTIZE, Quantization
 from flarecore.tokenizer import Tokenizer
@@ -49,16 +52,23 @@ class Model:
         Its tokenizer, built from the file's own metadata, or the directory's ``tokenizer.json``.
     num_threads : int
         Threads of each engine's forward pass.
+    device : str
+        Where its engines run.
     quantize : {"q4", "q8"} or None
         How its float weights are quantised at load.
     """
 
     def __init__(self, native: _C.Model, name: str, path: Path, tokenizer: Tokenizer,
-                 quantize: str | None = None) -> None:
+                 quantize: str | None = None, device: str = "cpu",
+                 open_tensors: Callable[[], Any] | None = None) -> None:
         native.set_vocabulary(tokenizer.token_table, sorted(tokenizer.special_token_ids),
                               sorted(tokenizer.eos_token_ids))
         self._native = native
         self.quantize = quantize
+        self.device = device
+        self._gpu_weights: dict[str, Any] = {}  # by compute type; see flarecore.gpu.build
+        # Makes a flarecore.gpu.weights.TensorSource where the model is no GGUF file.
+        self._open_tensors = open_tensors
         self.name = name
         self.path = path
         self.tokenizer = tokenizer
@@ -77,8 +87,9 @@ class Model:
             directory with ``config.json``, ``tokenizer.json`` and ``model.safetensors`` or its
             shards (``model.safetensors.index.json``). A checkpoint's weights stay F32, F16 or BF16,
             as they are, unless `quantize` is given.
-        device : str
-            ``"cpu"``; nothing else is built yet.
+        device : {"cpu", "cuda", "interpreter"}
+            ``"cuda"`` needs torch, triton and an NVIDIA GPU. ``"interpreter"`` runs the GPU engine
+            on CPU tensors in Triton's interpreter: very slow, for tests.
         threads : int, optional
             Threads of the forward pass. None takes what the process may use (affinity and the
             container's CPU quota). Results do not depend on it.
@@ -101,7 +112,13 @@ class Model:
             since the file is quantised already.
         """
         if device != "cpu":
-            raise UnsupportedError(f"device {device!r} is not available; available: 'cpu'")
+            if device not in GPU_DEVICES:
+                raise UnsupportedError(f"device {device!r} is unknown; known are 'cpu', "
+                                       + ", ".join(map(repr, GPU_DEVICES)))
+            if quantize is not None:
+                raise UnsupportedError(f"quantize={quantize!r} works on a CPU only: the GPU engine "
+                                       "computes in 16 or 32 bits; leave it out")
+            open_device(device)
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)
                                     or not 1 <= threads <= 1024):
             raise ConfigError(f"threads must be None or an integer from 1 to 1024, got {threads!r}")
@@ -110,12 +127,14 @@ class Model:
                 f"quantize must be None or one of {', '.join(QUANTIZE)}, got {quantize!r}")
         path = find_model(name_or_path)
         options = (threads or 0, quantize or "none")
+        open_tensors = None
         if path.is_dir():
-            native, tokenizer = _open_checkpoint(path, *options)
+            native, tokenizer, open_tensors = _open_checkpoint(path, *options)
         else:
             native = _C.Model(str(path), *options)
             tokenizer = Tokenizer.from_gguf(path)
-        return cls(native, os.fspath(name_or_path), path, tokenizer, quantize)
+        return cls(native, os.fspath(name_or_path), path, tokenizer, quantize, device,
+                   open_tensors)
 
     @property
     def quantization(self) -> Quantization | None:
@@ -131,17 +150,26 @@ class Model:
         return f"Model({self.name!r}, {self.config.architecture}, {self.num_threads} threads)"
 
 
-def _open_checkpoint(path: Path, threads: int, quantize: str) -> tuple[_C.Model, Tokenizer]:
-    """Model and tokenizer of a directory. Raises as :meth:`Model.load`."""
+def _open_checkpoint(
+    path: Path, threads: int, quantize: str
+) -> tuple[_C.Model, Tokenizer, Callable[[], Any]]:
+    """Model, tokenizer and tensors for a GPU, of a directory. Raises as :meth:`Model.load`."""
     if (path / "adapter_config.json").exists():
         raise UnsupportedError(f"{path}: adapter_config.json: an adapter is not supported; merge "
                                "it into its model and save that")
     config = read_json(path / "config.json")
     shape = read_config(config, str(path / "config.json"))
     opened = CheckpointFiles.open(path)
+    places = opened.places(shape)
     native = _C.Model.from_checkpoint(
-        shape.native | {"name": path.resolve().name}, opened.files, opened.places(shape),
-        shape.vector_offset, threads, quantize)
+        shape.native | {"name": path.resolve().name}, opened.files, places, shape.vector_offset,
+        threads, quantize)
     tokenizer = Tokenizer.from_directory(
         path, vocab_size=shape.native["vocab_size"], config=config)
-    return native, tokenizer
+
+    def open_tensors() -> Any:
+        from flarecore.gpu.weights import CheckpointSource  # imports torch
+
+        return CheckpointSource(opened.files, places, shape.vector_offset)
+
+    return native, tokenizer, open_tensors

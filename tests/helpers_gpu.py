@@ -1,0 +1,46 @@
+"""GPU engines of tiny models: in Triton's interpreter, or on a device where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import TinyLlama, tiny_llama_path
+from triton_env import DEVICE
+
+from flarecore.engine import Engine
+from flarecore.gpu.options import GpuOptions
+from flarecore.model import Model
+
+GPU_DEVICE = "interpreter" if DEVICE == "cpu" else "cuda"
+# Of modules that run on either.
+MARKS = [] if DEVICE == "cpu" else [pytest.mark.gpu]
+KV_VALUE_BYTES = 4 if DEVICE == "cpu" else 2  # float32 keys and values in the interpreter only
+
+# The interpreter takes about a millisecond for each program of a launch: as few as there can be.
+SMALL = TinyLlama(num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, hidden_size=32,
+                  ffn_size=48, context_length=256)
+
+
+def gpu_model(source: TinyLlama | Path = SMALL) -> Model:
+    path = tiny_llama_path(source) if isinstance(source, TinyLlama) else source
+    return Model.load(str(path), device=GPU_DEVICE)
+
+
+def gpu_engine(source: TinyLlama | Path | Model = SMALL, *, compute: str = "float32",
+               kv_cache_bytes: int = 1 << 21, gpu: dict[str, Any] | None = None,
+               **options: Any) -> Engine:
+    """An engine of its own; `gpu` are fields of GpuOptions."""
+    model = source if isinstance(source, Model) else gpu_model(source)
+    return Engine(model, compute=compute, kv_cache_bytes=kv_cache_bytes,
+                  gpu=GpuOptions(**{"max_batch_rows": 32, **(gpu or {})}), **options)
+
+
+def core_of(engine: Engine) -> Any:
+    """The engine's inside: what it counts, and its decode runner."""
+    return engine._native._core
+
+
+def runner_of(engine: Engine) -> Any:
+    return core_of(engine)._setup.stepper.runner
