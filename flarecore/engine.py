@@ -11,7 +11,7 @@ import weakref
 from dataclasses import dataclass
 
 from flarecore import _C
-from flarecore.decode_options import TokenIds
+from flarecore.decode_options import MAX_INT32, TokenIds
 from flarecore.errors import ConfigError
 from flarecore.model import Model
 from flarecore.sequence import Sequence
@@ -77,12 +77,29 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
 
-    def sequence(self, token_ids: TokenIds | None = None) -> Sequence:
+    def sequence(self, token_ids: TokenIds | None = None, *, num_head_tokens: int = 0,
+                 num_reserved: int = 0) -> Sequence:
         """A new sequence; with `token_ids` also extended by them (see :meth:`Sequence.extend`).
 
         The longest prefix that is in the cache is reused.
+
+        Parameters
+        ----------
+        token_ids : sequence of int, optional
+        num_head_tokens, num_reserved : int
+            Keep so many positions free behind so many tokens (the head), for passages that are
+            attached there (see :meth:`Sequence.attach`). The tokens behind the head are at later
+            positions for it, with and without passages.
+
+        Raises
+        ------
+        ContextOverflowError
+            Head and reserved positions leave no room in the context.
         """
-        sequence = Sequence(self, self._native.sequence())
+        num_head_tokens = check_int("num_head_tokens", num_head_tokens, 0, MAX_INT32)
+        num_reserved = check_int("num_reserved", num_reserved, 0, MAX_INT32)
+        native = self._native.sequence(num_head_tokens, num_reserved)
+        sequence = Sequence(self, native)
         if token_ids is not None:
             try:
                 sequence.extend(token_ids)
