@@ -24,6 +24,9 @@ _EXPORTS = {
     "flarecore.flare": ["Flare"],
     "flarecore.model": ["Model", "ModelConfig"],
     "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
+    "flarecore.passage_cache": ["EncodedPassage", "PassageCache", "PassageCacheStats"],
+    "flarecore.passage_file": ["PassageKvFile"],
+    "flarecore.passage_kv": ["PassageKv"],
     "flarecore.result": ["FlareResult"],
     "flarecore.retrieval": [
         "ExactRetriever", "HnswRetriever", "Passage", "Retriever", "SentenceEncoder",
@@ -110,6 +113,17 @@ if TYPE_CHECKING:
     from flarecore.operation import (
         Scored as Scored,
     )
+    from flarecore.passage_cache import (
+        EncodedPassage as EncodedPassage,
+    )
+    from flarecore.passage_cache import (
+        PassageCache as PassageCache,
+    )
+    from flarecore.passage_cache import (
+        PassageCacheStats as PassageCacheStats,
+    )
+    from flarecore.passage_file import PassageKvFile as PassageKvFile
+    from flarecore.passage_kv import PassageKv as PassageKv
     from flarecore.result import FlareResult as FlareResult
     from flarecore.retrieval import (
         ExactRetriever as ExactRetriever,

@@ -14,6 +14,7 @@ from flarecore import _C
 from flarecore.decode_options import MAX_INT32, TokenIds
 from flarecore.errors import ConfigError
 from flarecore.model import Model
+from flarecore.passage_cache import PassageCache
 from flarecore.sequence import Sequence
 from flarecore.tokenizer import Tokenizer
 from flarecore.validation import check_choice, check_int
@@ -51,6 +52,16 @@ class Engine:
         ``"reference"`` is the slow, step-by-step twin in double precision.
     max_batch_tokens : int
         Most rows of one forward pass. Results do not depend on it.
+    passage_cache_bytes : int, optional
+        Memory for passages that were encoded on their own (placement ``parallel``), beside the KV
+        cache and taken when they are encoded. None: as much as `kv_cache_bytes`.
+
+    Attributes
+    ----------
+    model : Model
+    compute : str
+    passages : PassageCache
+        The passages that were encoded.
 
     Raises
     ------
@@ -59,11 +70,14 @@ class Engine:
     """
 
     def __init__(self, model: Model, *, kv_cache_bytes: int | None = None, compute: str = "int8",
-                 sampler: str = "fused", max_batch_tokens: int = 256) -> None:
+                 sampler: str = "fused", max_batch_tokens: int = 256,
+                 passage_cache_bytes: int | None = None) -> None:
         check_choice("compute", compute, ("int8", "float32"))
         check_choice("sampler", sampler, ("fused", "reference"))
         if kv_cache_bytes is not None:
             kv_cache_bytes = check_int("kv_cache_bytes", kv_cache_bytes, 1, 2**62)
+        if passage_cache_bytes is not None:
+            passage_cache_bytes = check_int("passage_cache_bytes", passage_cache_bytes, 0, 2**62)
         max_batch_tokens = check_int("max_batch_tokens", max_batch_tokens, 1, 8192)
         if not isinstance(model, Model):
             raise ConfigError(f"model must be a Model, got {type(model).__name__}; see Model.load")
@@ -71,6 +85,10 @@ class Engine:
         self.compute = compute
         self._native = _C.Engine(model._native, kv_cache_bytes or 0, compute == "int8",
                                  sampler == "reference", max_batch_tokens)
+        if passage_cache_bytes is None:
+            stats = self.stats()
+            passage_cache_bytes = stats.num_blocks * stats.block_size_bytes
+        self.passages = PassageCache(passage_cache_bytes)
         _live_engines.add(self)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +92,15 @@ class Model:
         native.set_vocabulary(tokenizer.token_table, sorted(tokenizer.special_token_ids),
                               sorted(tokenizer.eos_token_ids))
         return cls(native, os.fspath(name_or_path), path, tokenizer)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the model file, in hexadecimal; read once, when it is first asked for."""
+        digest = hashlib.sha256()
+        with open(self.path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        return digest.hexdigest()
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.config.architecture}, {self.num_threads} threads)"

@@ -44,6 +44,11 @@ class PassageKv:
         return self._native.size_bytes
 
     @property
+    def is_attached(self) -> bool:
+        """Whether a sequence or a checkpoint sees it."""
+        return self._native.is_shared
+
+    @property
     def data(self) -> npt.NDArray[np.uint8]:
         """(size_bytes,) its blocks, read-only; their layout is the engine's own."""
         return self._native.data

@@ -46,6 +46,9 @@ void bind_passage(py::module_& m) {
       .def_property_readonly("token_ids", [](const PassageHandle& h) { return h.passage->tokens(); })
       .def_property_readonly("size_bytes",
                              [](const PassageHandle& h) { return h.passage->size_bytes(); })
+      // Someone besides this object holds it: a sequence, a checkpoint, a result.
+      .def_property_readonly("is_shared",
+                             [](const PassageHandle& h) { return h.passage.use_count() > 1; })
       .def_property_readonly("data", [](const py::object& self) {
         const PassageKv& passage = *self.cast<const PassageHandle&>().passage;
         return read_only(passage.block(0), passage.size_bytes(), self);

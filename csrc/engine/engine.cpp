@@ -68,7 +68,14 @@ void Engine::shutdown() {
     is_stopping_ = true;
   }
   wake_.notify_all();
-  if (worker_.joinable()) worker_.join();
+  if (!worker_.joinable()) return;
+  if (worker_.get_id() == std::this_thread::get_id()) {
+    // A callback of an operation dropped the last reference: the worker keeps the engine alive and
+    // ends when it returns from it.
+    worker_.detach();
+  } else {
+    worker_.join();
+  }
 }
 
 std::unique_lock<std::mutex> Engine::lock() {
