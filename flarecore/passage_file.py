@@ -139,7 +139,7 @@ class PassageKvFile:
 
     def _load(self, row: int, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv:
         offset, size, checksum = self._tables["passages"][row, 3:].tolist()
-        if zlib.crc32(memoryview(self._mapped.data)[offset:offset + size]) != checksum:
+        if zlib.crc32(self._mapped.data[offset:offset + size].data) != checksum:
             raise IndexFileError(
                 f"passage file {self.path}: the blocks of passage {row} are damaged; delete the "
                 "file, it is made anew")
@@ -175,7 +175,7 @@ def _write(path: str | os.PathLike[str], key: dict[str, Any], passages: list[Pas
     end = _layout(len(header), {n: t.nbytes for n, t in tables.items()})["end"]
     with open_whole(path) as file:
         for n, passage in enumerate(passages):
-            offset, data = _aligned(end, _BLOCK_ALIGNMENT), memoryview(passage.data)
+            offset, data = _aligned(end, _BLOCK_ALIGNMENT), passage.data.data
             file.seek(offset)
             file.write(data)
             tables["passages"][n] = [

@@ -211,8 +211,9 @@ class Sequence:
         passages : sequence of PassageKv
             Encoded behind the head of this sequence; empty: as :meth:`detach`.
         from_token : int, optional
-            Index of the first token that sees them, from `num_head_tokens` to `num_tokens`. None:
-            the last token, so that the next one is drawn with the passages in view.
+            Index of the first token that sees them, at least `num_head_tokens`; it may be one
+            that is not there yet. None: the last token, so that the next one is drawn with the
+            passages in view.
 
         Raises
         ------

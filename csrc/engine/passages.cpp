@@ -39,8 +39,8 @@ void Engine::attach(Sequence* sequence, const Passages& passages, int sees_from)
           "num_reserved");
     check(num_head <= size, ErrorKind::kConfig, "the sequence has ", size, " tokens, its head ",
           num_head, "; extend it before passages are attached");
-    check(sees_from >= num_head && sees_from <= size, ErrorKind::kConfig, "from_token must be in ",
-          num_head, " (the head) to ", size, " (the sequence), got ", sees_from);
+    check(sees_from >= num_head, ErrorKind::kConfig, "from_token must be at least ", num_head,
+          " (tokens of the head), got ", sees_from);
   }
   for (const auto& passage : passages) {
     check(passage->is_from(weights_), ErrorKind::kConfig,

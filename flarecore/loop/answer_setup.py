@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flarecore.config import FlareConfig
+from flarecore.loop.attaching import Reserved
 from flarecore.loop.evidence import EvidenceMaker
 from flarecore.loop.interfaces import EngineLike
 from flarecore.loop.joint import Joint
@@ -43,6 +44,8 @@ class AnswerSetup:
         Metadata conditions for every search.
     clock : callable
         Monotonic seconds.
+    reserved : Reserved or None
+        Where passages are attached (placement ``parallel``).
     """
 
     engine: EngineLike
@@ -55,3 +58,10 @@ class AnswerSetup:
     scope: str | None
     filter: Mapping[str, Any] | None
     clock: Callable[[], float]
+    reserved: Reserved | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a sequence can hold, reserved positions left out."""
+        num_reserved = 0 if self.reserved is None else self.reserved.num_positions
+        return self.engine.model.config.context_length - num_reserved
