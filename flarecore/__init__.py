@@ -16,8 +16,8 @@ _EXPORTS = {
     "flarecore.engine": ["Engine", "EngineStats"],
     "flarecore.errors": [
         "CancelledError", "ConfigError", "ContextOverflowError", "DeadlineExceeded",
-        "FlarecoreError", "IndexFileError", "ModelFileError", "OutOfBlocksError", "RetrievalError",
-        "SequenceBusyError", "UnsupportedError"],
+        "FlarecoreError", "IndexFileError", "ModelFileError", "OutOfBlocksError",
+        "PassageFileError", "RetrievalError", "SequenceBusyError", "UnsupportedError"],
     "flarecore.events": [
         "DraftFinished", "DraftStarted", "Finished", "RetrievalFinished", "RetrievalStarted",
         "SentenceAccepted"],
@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     )
     from flarecore.errors import (
         OutOfBlocksError as OutOfBlocksError,
+    )
+    from flarecore.errors import (
+        PassageFileError as PassageFileError,
     )
     from flarecore.errors import (
         RetrievalError as RetrievalError,

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flarecore import _C
-from flarecore.errors import IndexFileError, ModelFileError
+from flarecore.errors import PassageFileError, ModelFileError
 from flarecore.passage_kv import PassageKv
 from flarecore.whole_file import open_whole
 
@@ -78,7 +78,7 @@ class PassageKvFile:
 
         Raises
         ------
-        IndexFileError
+        PassageFileError
             The file is missing, damaged, hostile, of another version, or belongs to another model,
             compute mode or CPU level; the message says which.
         """
@@ -86,7 +86,7 @@ class PassageKvFile:
         try:
             mapped = _C.MappedFile(where)
         except ModelFileError as error:
-            raise IndexFileError(f"passage file {error}") from None
+            raise PassageFileError(f"passage file {error}") from None
         return cls(where, engine, mapped, _read_tables(where, mapped.data, _key_of(engine)))
 
     @classmethod
@@ -96,14 +96,14 @@ class PassageKvFile:
 
         Raises
         ------
-        IndexFileError
+        PassageFileError
             The file cannot be written; what was there is as it was.
         """
         unique = {(tuple(p.head_ids), tuple(p.token_ids)): p for p in passages}
         try:
             _write(path, _key_of(engine), list(unique.values()))
         except OSError as error:
-            raise IndexFileError(
+            raise PassageFileError(
                 f"passage file {os.fspath(path)}: cannot be written: {error}") from None
 
     def find(self, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv | None:
@@ -111,7 +111,7 @@ class PassageKvFile:
 
         Raises
         ------
-        IndexFileError
+        PassageFileError
             Its blocks are damaged.
         """
         key = (np.asarray(head_ids, "<i4").tobytes(), np.asarray(token_ids, "<i4").tobytes())
@@ -140,9 +140,8 @@ class PassageKvFile:
     def _load(self, row: int, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv:
         offset, size, checksum = self._tables["passages"][row, 3:].tolist()
         if zlib.crc32(self._mapped.data[offset:offset + size].data) != checksum:
-            raise IndexFileError(
-                f"passage file {self.path}: the blocks of passage {row} are damaged; delete the "
-                "file, it is made anew")
+            raise PassageFileError(
+                f"passage file {self.path}: the blocks of passage {row} are damaged")
         return PassageKv(self._engine._native.load_passage(
             self._mapped, offset, size, list(head_ids), list(token_ids)))
 
@@ -205,14 +204,14 @@ def _layout(header_size: int, sizes: dict[str, int]) -> dict[str, int]:
 
 def _read_tables(where: str, data: Table, key: dict[str, Any]) -> dict[str, Table]:
     """The tables, once everything in them is known to lie inside the file."""
-    def refuse(what: str) -> IndexFileError:
-        return IndexFileError(f"passage file {where}: {what}; delete it, it is made anew")
+    def refuse(what: str) -> PassageFileError:
+        return PassageFileError(f"passage file {where}: {what}")
 
     if len(data) < _PROLOGUE.size:
         raise refuse(f"only {len(data)} bytes long")
     magic, version, header_size, digest = _PROLOGUE.unpack(data[:_PROLOGUE.size].tobytes())
     if magic != _MAGIC:
-        raise IndexFileError(f"{where} is no passage file")
+        raise PassageFileError(f"{where} is no passage file")
     if version != FORMAT_VERSION:
         raise refuse(f"format version {version}, this flarecore reads {FORMAT_VERSION}")
     header_end = _PROLOGUE.size + header_size

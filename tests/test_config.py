@@ -43,7 +43,8 @@ def test_an_unknown_option_is_an_error_that_knows_the_closest(make):
     ("max_passage_tokens", 0), ("max_evidence_tokens", -5), ("cooldown_sentences", -1),
     ("max_retrievals_per_sentence", None), ("deadline_ms", 0), ("deadline_ms", float("inf")),
     ("min_score", float("nan")), ("stop", "Question:"), ("stop", ["", "a"]), ("stop", [1]),
-    ("gate", "auto"), ("gate", True), ("recompute_tokens", 0), ("min_span_chars", 0), ("span_gap", -1), ("span_gap", 2.5),
+    ("gate", "auto"), ("gate", True), ("min_span_chars", 0), ("span_gap", -1), ("span_gap", 2.5),
+    ("recompute_tokens", 0),
     ("evidence_policy", "keep"), ("must_retrieve", "AB"), ("never_retrieve", ["a"]),
     ("initial_retrieval", 1), ("speculative", None), ("sampling", {}), ("template", "text")])
 def test_a_wrong_value_is_an_error_that_names_the_option(name, value):

@@ -13,7 +13,7 @@ from flarecore.errors import (
     ConfigError,
     DeadlineExceeded,
     FlarecoreError,
-    IndexFileError,
+    PassageFileError,
 )
 from flarecore.passage_file import PassageKvFile
 
@@ -244,7 +244,7 @@ def test_files_of_another_model_or_mode_are_refused(tmp_path, monkeypatch):
     written(path)
     for other, what in ((open_engine(TinyLlama(seed=2)), "model"),
                         (open_engine(TinyLlama(), compute="int8"), "compute")):
-        with pytest.raises(IndexFileError, match=f"belongs to {what}"):
+        with pytest.raises(PassageFileError, match=f"belongs to {what}"):
             PassageKvFile.open(path, other)
     engine, _ = open_cached()
     from flarecore import passage_file
@@ -257,28 +257,28 @@ def test_files_of_another_model_or_mode_are_refused(tmp_path, monkeypatch):
             return "another"
 
     monkeypatch.setattr(passage_file, "_C", OtherLevel)
-    with pytest.raises(IndexFileError, match="belongs to isa"):
+    with pytest.raises(PassageFileError, match="belongs to isa"):
         PassageKvFile.open(path, engine)
 
 
 def test_missing_foreign_and_cut_files_are_refused(tmp_path):
     engine, _ = open_cached()
     path = tmp_path / "passages.kv"
-    with pytest.raises(IndexFileError):
+    with pytest.raises(PassageFileError):
         PassageKvFile.open(path, engine)
-    with pytest.raises(IndexFileError, match="written"):
+    with pytest.raises(PassageFileError, match="written"):
         PassageKvFile.write(tmp_path / "no" / "folder", engine, [])
     written(path)
     whole = path.read_bytes()
     for size in (*range(0, 400, 13), 4096, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(IndexFileError):
+        with pytest.raises(PassageFileError):
             PassageKvFile.open(path, engine).passages()
     path.write_bytes(b"GGUF" + whole[4:])
-    with pytest.raises(IndexFileError, match="no passage file"):
+    with pytest.raises(PassageFileError, match="no passage file"):
         PassageKvFile.open(path, engine)
     path.write_bytes(whole[:8] + struct.pack("<I", 9) + whole[12:])
-    with pytest.raises(IndexFileError, match="version 9"):
+    with pytest.raises(PassageFileError, match="version 9"):
         PassageKvFile.open(path, engine)
 
 
@@ -294,7 +294,7 @@ def test_every_damaged_byte_is_found(tmp_path):
         path.write_bytes(damaged)
         try:
             found = PassageKvFile.open(path, engine).passages()
-        except IndexFileError:
+        except PassageFileError:
             continue
         assert whole[place] == 0 and len(found) == 2, place
 
@@ -344,7 +344,7 @@ def test_well_formed_lies_are_refused(tmp_path, table, place, value):
     path.write_bytes(forged(whole, lambda tables: None))
     assert len(PassageKvFile.open(path, engine).passages()) == 2
     path.write_bytes(forged(whole, lie))
-    with pytest.raises(IndexFileError):
+    with pytest.raises(PassageFileError):
         PassageKvFile.open(path, engine).passages()
 
 

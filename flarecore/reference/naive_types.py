@@ -8,7 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["NaiveAnswer", "NaiveAttached", "NaiveOptions", "NaivePass", "NaiveSentence", "TokenSource"]
+__all__ = [
+    "NaiveAnswer",
+    "NaiveAttached",
+    "NaiveOptions",
+    "NaivePass",
+    "NaiveSentence",
+    "TokenSource",
+]
 
 
 @dataclass(frozen=True)
