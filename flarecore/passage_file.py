@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flarecore import _C
-from flarecore.errors import PassageFileError, ModelFileError
+from flarecore.errors import ModelFileError, PassageFileError
 from flarecore.passage_kv import PassageKv
 from flarecore.whole_file import open_whole
 
