@@ -322,13 +322,12 @@ LAST_REFERENCE = """
 import sys, threading
 sys.path.insert(0, sys.argv[1])
 from helpers import DECODE, TinyLlama, open_engine
-ended = threading.Event()
 for _ in range(5):
+    ended = threading.Event()
     engine = open_engine(TinyLlama())
     operation = engine.sequence([1, 2, 3]).decode_async(40, **DECODE)
     kept = [engine, operation]
-    operation._native.on_done(lambda kept=kept: (kept.clear(), ended.set()))
-    ended.clear()
+    operation._native.on_done(lambda kept=kept, ended=ended: (kept.clear(), ended.set()))
     del engine, operation, kept
     assert ended.wait(60)
 print("all ended")
