@@ -106,11 +106,13 @@ class FlareConfig:
         computed again), or after the answer so far (only evidence is computed). ``parallel`` is
         an approximation, and the trace says so: each passage is encoded on its own before the
         question, kept by the engine (``Engine.passages``), and attached without computing it
-        again; question and answer so far are not computed again either, see `recompute_tokens`.
+        again; question and answer so far are hardly computed again, see `recompute_tokens`.
     recompute_tokens : int or None
         For ``parallel``: so many tokens before the sentence are computed again with the passages
-        in view; None: question and answer so far, which costs more the longer the answer is. The
-        others keep what they were computed to be without passages.
+        in view; the others keep what they were computed to be without them. A retrieval so costs
+        the same however long the answer is. 1 is the least: the last token's row is fed in any
+        case. With it, a small model repeats itself; 64 writes nearly what None does: question and
+        the whole answer so far, which costs more the longer the answer is.
     evidence_policy : {"replace", "keep_first", "sticky"}
         Which passages a sentence is written with. ``replace``: those of its own retrieval (paper).
         ``keep_first``: those of the initial retrieval as well, first. ``sticky``: those of all
@@ -177,7 +179,7 @@ class FlareConfig:
     max_passage_tokens: int = 160
     max_evidence_tokens: int = 512
     placement: str = "prefix"
-    recompute_tokens: int | None = 1
+    recompute_tokens: int | None = 64
     evidence_policy: str = "replace"
     draft_context: str = "none"
     initial_retrieval: bool = True

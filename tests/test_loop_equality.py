@@ -204,7 +204,7 @@ SETTINGS = {
         SAMPLED,
         {"theta": 0.4, "trigger": "token", "evidence_policy": "sticky", "placement": "boundary"},
     ),
-    "parallel": (ENDLESS, {"theta": 0.5, "placement": "parallel"}),
+    "parallel": (ENDLESS, {"theta": 0.5, "placement": "parallel", "recompute_tokens": 1}),
     "sampled parallel, some recomputed": (
         SAMPLED, {"theta": 0.6, "placement": "parallel", "recompute_tokens": 12},
     ),
@@ -213,7 +213,7 @@ SETTINGS = {
     ),
     "sampled parallel, evidence stays": (
         SAMPLED, {"theta": 0.6, "placement": "parallel", "draft_context": "last_evidence",
-                  "evidence_policy": "sticky"},
+                  "evidence_policy": "sticky", "recompute_tokens": 1},
     ),
     "parallel, all recomputed, evidence stays, token": (
         ENDLESS, {"theta": 0.4, "trigger": "token", "placement": "parallel",

@@ -31,13 +31,13 @@ from flarecore.templates import PromptTemplate
 from flarecore.trace import Trace
 from flarecore.trace_html import trace_page
 
-PARALLEL = {"theta": 1.0, "placement": "parallel"}
+PARALLEL = {"theta": 1.0, "placement": "parallel", "recompute_tokens": 1}
 TINY = TinyLlama(context_length=2048, vocab_size=935)
 
 
 def tiny_config(**options):
     defaults = {
-        "theta": 1.0, "placement": "parallel", "k": 2, "template": TEMPLATE,
+        "theta": 1.0, "placement": "parallel", "recompute_tokens": 5, "k": 2, "template": TEMPLATE,
         "max_draft_tokens": 12, "max_new_tokens": 60, "max_passage_tokens": 16}
     return FlareConfig(**defaults | options)
 
@@ -82,6 +82,18 @@ def test_known_passages_cost_no_prefill_however_long_the_answer_is(sampling):
         assert first.stats.num_encoded == len(used) == engine.passages.stats().num_passages
         engine.check_integrity()
         assert engine.stats().num_held_blocks == 0
+
+
+@pytest.mark.parametrize("num_recomputed", [2, 20])
+def test_recomputing_a_few_tokens_costs_the_same_for_every_sentence(num_recomputed):
+    engine = smollm2_engine("int8")
+    retriever = LexicalRetriever(FACTS, k=2)
+    options = {**PARALLEL, "recompute_tokens": num_recomputed}
+    run_loop(engine, retriever, ENDLESS, **options)
+    result = run_loop(engine, retriever, ENDLESS, **options)
+    _, regenerations = passes(result)
+    assert len(regenerations) >= 2
+    assert {p.num_prefilled for p in regenerations} == {num_recomputed - 1}
 
 
 def test_recomputing_all_costs_question_and_answer_but_no_evidence():

@@ -1,10 +1,10 @@
 """Passages that are attached instead of placed in the context (placement ``parallel``, design 3.5).
 
-The trunk (prompt and answer) keeps positions free behind the prompt's head. A passage is encoded on
-its own behind that head, once, and attached there; only the last tokens of the trunk are computed
-again with it in view. So a retrieval of passages that are known prefills no evidence, however long
-the answer is. An approximation: passages do not see each other, and the trunk's earlier tokens did
-not see them.
+The trunk (prompt and answer) keeps positions free behind the prompt's head. A passage is encoded
+on its own behind that head, once, and attached there; only the last tokens of the trunk are
+computed again with it in view (``FlareConfig.recompute_tokens``). So a retrieval of passages that
+are known prefills no evidence, and costs the same however long the answer is. An approximation:
+passages do not see each other, and the trunk's earlier tokens did not see them.
 """
 
 from __future__ import annotations

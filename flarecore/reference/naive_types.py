@@ -57,7 +57,7 @@ class NaiveOptions:
     min_span_chars: int = 4
     evidence_policy: str = "replace"
     placement: str = "prefix"
-    recompute_tokens: int | None = 1
+    recompute_tokens: int | None = 64
     draft_context: str = "none"
     initial_retrieval: bool = True
     trigger_punctuation: bool = False
