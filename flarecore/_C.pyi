@@ -1,6 +1,6 @@
 """Types of the native core. tests/test_stub.py holds them against the module."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from os import PathLike
 from types import ModuleType
@@ -101,8 +101,15 @@ class SentenceBoundary:
     def num_tokens(self) -> int: ...
 
 class Model:
-    def __init__(self, path: str, num_threads: int = 0) -> None: ...
+    def __init__(self, path: str, num_threads: int = 0, quantize: str = "none") -> None: ...
+    @staticmethod
+    def from_checkpoint(
+        config: dict[str, Any], files: SequenceOf[SafetensorsFile],
+        places: Mapping[str, tuple[int, str]], vector_offset: float, num_threads: int = 0,
+        quantize: str = "none",
+    ) -> Model: ...
     def config(self) -> dict[str, Any]: ...
+    def quantization(self) -> list[tuple[str, str, str, int, float, float, float]]: ...
     def set_vocabulary(
         self, token_bytes: SequenceOf[bytes], special: SequenceOf[int],
         end_of_text: SequenceOf[int],

@@ -22,6 +22,7 @@ _EXPORTS = {
         "DraftFinished", "DraftStarted", "Finished", "RetrievalFinished", "RetrievalStarted",
         "SentenceAccepted"],
     "flarecore.flare": ["Flare"],
+    "flarecore.methods": ["METHODS", "Method", "MethodSpec", "make_method"],
     "flarecore.model": ["Model", "ModelConfig"],
     "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
     "flarecore.passage_cache": ["EncodedPassage", "PassageCache", "PassageCacheStats"],
@@ -29,8 +30,8 @@ _EXPORTS = {
     "flarecore.passage_kv": ["PassageKv"],
     "flarecore.result": ["FlareResult"],
     "flarecore.retrieval": [
-        "ExactRetriever", "HnswRetriever", "Passage", "Retriever", "SentenceEncoder",
-        "read_passages"],
+        "BM25Retriever", "ExactRetriever", "HnswRetriever", "HybridRetriever", "Passage",
+        "Retriever", "SentenceEncoder", "TextAnalyser", "load_index", "read_passages"],
     "flarecore.rules": ["DraftRule"],
     "flarecore.sampling": ["SamplingParams"],
     "flarecore.sequence": ["Checkpoint", "Sequence"],
@@ -102,6 +103,10 @@ if TYPE_CHECKING:
         SentenceAccepted as SentenceAccepted,
     )
     from flarecore.flare import Flare as Flare
+    from flarecore.methods import METHODS as METHODS
+    from flarecore.methods import Method as Method
+    from flarecore.methods import MethodSpec as MethodSpec
+    from flarecore.methods import make_method as make_method
     from flarecore.model import Model as Model
     from flarecore.model import ModelConfig as ModelConfig
     from flarecore.operation import (
@@ -129,10 +134,16 @@ if TYPE_CHECKING:
     from flarecore.passage_kv import PassageKv as PassageKv
     from flarecore.result import FlareResult as FlareResult
     from flarecore.retrieval import (
+        BM25Retriever as BM25Retriever,
+    )
+    from flarecore.retrieval import (
         ExactRetriever as ExactRetriever,
     )
     from flarecore.retrieval import (
         HnswRetriever as HnswRetriever,
+    )
+    from flarecore.retrieval import (
+        HybridRetriever as HybridRetriever,
     )
     from flarecore.retrieval import (
         Passage as Passage,
@@ -142,6 +153,12 @@ if TYPE_CHECKING:
     )
     from flarecore.retrieval import (
         SentenceEncoder as SentenceEncoder,
+    )
+    from flarecore.retrieval import (
+        TextAnalyser as TextAnalyser,
+    )
+    from flarecore.retrieval import (
+        load_index as load_index,
     )
     from flarecore.retrieval import (
         read_passages as read_passages,

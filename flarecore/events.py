@@ -136,7 +136,7 @@ class RetrievalStarted(Event):
         Whether it is the search with the question before the first sentence.
     queries : tuple of str
         Scope included.
-    query_source : {"question", "mask", "sentence", "questions", "keywords", "callable"}
+    query_source : str
         Where they came from, see :class:`flarecore.trace.RetrievalTrace`.
     kept : tuple of bool or None
         (n,) for a masked query: the sentence's tokens that stayed in it.
@@ -206,7 +206,7 @@ class SentenceAccepted(Event):
         sentence written with the passages of its own search. Else why a sentence that triggered
         was accepted as it was: ``no_evidence``,
         ``empty_query``, ``repeated_query``, ``max_retrievals``, ``max_retrievals_per_sentence`` or
-        ``cooldown_sentences``.
+        ``cooldown_sentences``; of method ``marker`` also ``marked_again``.
     passage_ids : tuple of str
         Passages in view when it was written.
     """

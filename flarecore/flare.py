@@ -19,11 +19,12 @@ from flarecore.loop.evidence import EvidenceMaker
 from flarecore.loop.interfaces import EngineLike
 from flarecore.loop.joint import Joint
 from flarecore.loop.pieces import PieceEncoder
-from flarecore.loop.prompt import PromptInput
+from flarecore.loop.prompt import Prompt, PromptInput
 from flarecore.loop.prompt_builder import PromptBuilder, check_text
 from flarecore.loop.room import check_room
 from flarecore.result import FlareResult
 from flarecore.retrieval.passage import Filter, Retriever
+from flarecore.templates import PromptTemplate
 
 __all__ = ["AnswerStream", "AsyncAnswerStream", "Flare"]
 
@@ -241,7 +242,7 @@ class Flare:
         """
         setup = self._setup(prompt, question, scope, filter, num_head_tokens)
         outcome: Outcome[FlareResult] = Outcome()
-        return AnswerStream(drive(_steps(setup), self._retriever, outcome), outcome)
+        return AnswerStream(drive(self._steps(setup), self._retriever, outcome), outcome)
 
     async def agenerate(
         self, prompt: PromptInput, *, question: str | None = None, scope: str | None = None,
@@ -264,7 +265,7 @@ class Flare:
         setup = self._setup(prompt, question, scope, filter, num_head_tokens)
         outcome: Outcome[FlareResult] = Outcome()
         return AsyncAnswerStream(
-            drive_async(_steps(setup), self._retriever, outcome), outcome)
+            drive_async(self._steps(setup), self._retriever, outcome), outcome)
 
     def _setup(
         self, prompt: PromptInput, question: str | None, scope: str | None,
@@ -280,9 +281,7 @@ class Flare:
         if filter is not None and check_filter is not None:
             check_filter(filter)
         model = self._engine.model
-        built, template = self._prompts.build(
-            prompt, question=question, num_head_tokens=num_head_tokens,
-            vocab_size=model.config.vocab_size)
+        built, template = self._build(prompt, question, num_head_tokens)
         asks = self._config.gate == "always" or (
             self._config.initial_retrieval and self._config.gate != "never")
         if asks and built.question_text is None:
@@ -300,15 +299,22 @@ class Flare:
             reserved=None if num_reserved is None else Reserved(
                 built.num_attach_head, num_reserved))
 
+    def _build(
+        self, prompt: PromptInput, question: str | None, num_head_tokens: int | None
+    ) -> tuple[Prompt, PromptTemplate]:
+        return self._prompts.build(
+            prompt, question=question, num_head_tokens=num_head_tokens,
+            vocab_size=self._engine.model.config.vocab_size)
 
-def _steps(setup: AnswerSetup) -> Steps[FlareResult]:
-    # Made on the first step: that is when the clock starts.
-    return (yield from AnswerLoop(setup).run())
+    def _steps(self, setup: AnswerSetup) -> Steps[FlareResult]:
+        # Made on the first step: that is when the clock starts.
+        return (yield from self._loop(setup).run())
+
+    def _loop(self, setup: AnswerSetup) -> AnswerLoop:
+        return AnswerLoop(setup)
 
 
 def _finished(outcome: Outcome[FlareResult]) -> FlareResult:
     if outcome.value is None:
         raise ConfigError("the answer is not finished: there is no result before the last event")
     return outcome.value
-
-

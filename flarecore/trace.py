@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flarecore.codec import dumps, from_jsonable, loads_object, to_jsonable
@@ -128,6 +128,8 @@ class Trace:
         The answer and why it ended.
     stats : FlareStats
         Counts and times.
+    method, method_options : str, Mapping
+        How it was written, and that method's own options, see :mod:`flarecore.methods`.
     """
 
     model: str
@@ -143,6 +145,8 @@ class Trace:
     text: str
     stop_reason: str
     stats: FlareStats
+    method: str = "flare"
+    method_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def retrievals(self) -> tuple[RetrievalTrace, ...]:

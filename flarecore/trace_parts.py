@@ -96,7 +96,7 @@ class PassTrace:
     rule : RuleTrace or None
         The rule that decided; None: the trigger did.
     stop_reason : str
-        Why decoding ended.
+        Why decoding ended. Of other methods also ``call`` and ``line``.
     pass_index : int
         0 for a draft, from 1 for regenerations.
     passage_ids : tuple of str
@@ -162,7 +162,8 @@ class RetrievalTrace:
     queries : tuple of str
         What was searched, scope included.
     query_source : {"question", "mask", "sentence", "questions", "keywords", "callable"}
-        Where they came from: the user's question, or what was made of the draft.
+        Where they came from: the user's question, or what was made of the draft. Of other methods
+        also ``previous_sentence``, ``previous_window``, ``sub_question`` and ``call``.
     kept : tuple of bool or None
         (n,) for a masked query: the sentence's tokens that stayed in it.
     filter : Mapping or None
@@ -204,7 +205,8 @@ class SentenceTrace:
     draft : PassTrace
         The draft.
     retrievals : tuple of RetrievalTrace
-        Searches for it, in order.
+        Searches for it, in order. Methods that look back search before they write it, those that
+        search inside a sentence after it, for what follows.
     regenerations : tuple of PassTrace
         Each writes the sentence again with the passages of a search.
     asked : tuple of AskTrace
@@ -215,7 +217,8 @@ class SentenceTrace:
         The draft or the last regeneration, written to its end after it had stopped at a low token
         and nothing was retrieved for it (trigger ``token``).
     outcome : {"draft", "regenerated", "omitted", "nothing"}
-        ``nothing``: the answer ended without it.
+        ``nothing``: the answer ended without it, or nothing was left of it (of a method that cuts
+        calls and low tokens out).
     unsupported_because : str or None
         See :class:`flarecore.events.SentenceAccepted`.
     token_ids : tuple of int

@@ -1,12 +1,14 @@
-"""Encoders without a model, and passages over given vectors."""
+"""Encoders without a model, passages over given vectors, forged index files."""
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 
 import numpy as np
 
+from flarecore.retrieval.index_io import read_index_file, write_index_file
 from flarecore.retrieval.passage import Passage
 
 
@@ -22,8 +24,13 @@ class WordEncoder:
         rows = np.zeros((len(texts), self.dim), dtype=np.float32)
         for row, text in zip(rows, texts, strict=True):
             for word in re.findall(r"\w+", text.lower()):
-                row += np.random.default_rng(zlib.crc32(word.encode())).standard_normal(self.dim)
+                row += _word_vector(word, self.dim)
         return rows
+
+
+@functools.cache
+def _word_vector(word: str, dim: int) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(word.encode())).standard_normal(dim)
 
 
 class TableEncoder:
@@ -62,3 +69,25 @@ def true_ids(table: np.ndarray, query: np.ndarray, k: int, rows: np.ndarray) -> 
 
 def ids_of(found: list[list[Passage]]) -> list[list[str]]:
     return [[p.id for p in passages] for passages in found]
+
+
+def forge(source, target, header=None, sections=None):
+    """A copy with other contents and right checksums: what a malicious author would send."""
+    file = read_index_file(source)
+    parts = {name: data.copy() for name, data in file.sections.items()}
+    for name, change in (sections or {}).items():
+        parts[name] = change(parts[name])
+    write_index_file(target, {**file.header, **(header or {})},
+                     {name: [bytes(data)] for name, data in parts.items() if data is not None})
+    return target
+
+
+def poke(word, value, dtype="<u4"):
+    def change(data):
+        data.view(dtype)[word] = value
+        return data
+    return change
+
+
+def replace_text(old, new):
+    return lambda data: bytes(data).replace(old, new, 1)

@@ -9,8 +9,14 @@ import sys
 import pytest
 
 from flarecore.cli import main as cli
-from flarecore.cli.demo_data import DATA
-from flarecore.events import Event, Finished, RetrievalStarted, SentenceAccepted
+from flarecore.demo_data import DATA
+from flarecore.events import (
+    Event,
+    Finished,
+    RetrievalFinished,
+    RetrievalStarted,
+    SentenceAccepted,
+)
 from flarecore.trace import Trace
 
 QUESTION = "Who was Cormac Tullagher?"
@@ -105,6 +111,10 @@ def test_wrong_usage(argv, capsys):
     (["index", "README.md", "-o", "no/such/folder/x.index"], 2, ["no/such/folder"]),
     (["index", "README.md", "-o", "."], 2, ["directory"]),
     (["index", "README.md", "-o", "x.index", "--encoder", "missing"], 1, ["missing"]),
+    (["index", "README.md", "-o", "x.index", "--retriever", "bm25", "--ef-search", "9"], 2,
+     ["--ef-search has no meaning with --retriever bm25, only with hnsw, hybrid"]),
+    (["index", "README.md", "-o", "x.index", "--stop-words"], 2, ["--stop-words", "hnsw"]),
+    (["index", "README.md", "-o", "x.index", "--retriever", "bm25", "--b", "2"], 2, ["b must be"]),
 ])
 def test_failures_say_what_and_what_to_do(argv, code, words, capsys, tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("Some text.")
@@ -160,6 +170,47 @@ def test_index_of_a_folder(capsys, tmp_path):
     out, err = capsys.readouterr()
     assert "3 passages" in out and str(target) in out
     assert "reading" in err and "embedding passages: 3 of 3" in err
+
+
+@pytest.mark.parametrize("kind", ["exact", "bm25", "hybrid"])
+def test_other_kinds_of_index(kind, capsys, tmp_path):
+    from flarecore.retrieval import index_info
+
+    target = tmp_path / "kb.index"
+    options = [] if kind == "exact" else ["--no-stop-words", "--k1", "1.5"]
+    assert run(["index", str(DATA), "-o", str(target), "--retriever", kind, *options]) == 0
+    out = capsys.readouterr().out
+    assert "77 passages" in out and ("BM25" in out) == (kind != "exact")
+    info = index_info(target)
+    assert info["kind"] == kind and info["count"] == 77
+    if kind != "exact":
+        words = info if kind == "bm25" else info["parts"][0]["header"]
+        assert words["k1"] == 1.5 and words["analyser"]["options"]["stop_words"] is None
+    assert run(["generate", "--model", "smollm2-135m", "--index", str(target), *FAST, "--json",
+                "--filter", '{"lang": "en", "topic": "biography"}', "Who was Ilse Marwede?"]) == 0
+    found = [passage.title for event in events_of(capsys.readouterr().out)
+             if isinstance(event, RetrievalFinished) for passage in event.passages]
+    assert found and "Marwede" in found[0]
+
+
+def test_unknown_kind_of_index(capsys, tmp_path, index_file):
+    from helpers_retrieval import forge
+
+    path = forge(index_file, tmp_path / "new.index", {"kind": "sparse9"})
+    code, err = failure(["generate", "--model", "smollm2-135m", "--index", str(path), "q"], capsys)
+    assert code == 1 and "sparse9" in err and "hint: build the index again" in err
+
+
+def test_bm25_index_without_the_library(capsys, tmp_path, monkeypatch):
+    target = tmp_path / "kb.index"
+    assert run(["index", str(DATA), "-o", str(target), "--retriever", "bm25"]) == 0
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    for argv in (["generate", "--model", "smollm2-135m", "--index", str(target), "q"],
+                 ["index", str(DATA), "-o", str(tmp_path / "new"), "--retriever", "hybrid"]):
+        code, err = failure(argv, capsys)
+        assert code == 1 and "pip install 'flarecore[bm25]'" in err
+    assert not (tmp_path / "new").exists()
 
 
 def test_index_replaces_only_an_index(capsys, tmp_path, index_file):
@@ -306,3 +357,35 @@ def test_json_lines_are_one_object_each(capsys, index_file):
     assert all(isinstance(json.loads(line), dict) for line in lines)
     kinds = [json.loads(line)["event"] for line in lines]
     assert kinds[0] == "RetrievalStarted" and kinds[-1] == "Finished"
+
+
+def test_methods_on_the_command_line(index_file, capsys):
+    from flarecore.cli.generate import METHOD_NAMES
+    from flarecore.methods import METHODS
+
+    assert set(METHOD_NAMES) == set(METHODS)
+    base = ["generate", "--model", "smollm2-135m", *FAST, QUESTION, "--json"]
+    with_index = [*base, "--index", str(index_file)]
+    assert run([*with_index, "--method", "previous-window", "--max-new-tokens", "12",
+                "--method-option", "window_tokens=4"]) == 2  # max_sentences does not apply
+    assert "max_sentences=1 does not apply" in capsys.readouterr().err
+    assert run([*with_index, "--method", "previous-sentence", "--max-sentences", "2"]) == 0
+    events = events_of(capsys.readouterr().out)
+    started = [e for e in events if isinstance(e, RetrievalStarted)]
+    assert started[0].query_source == "question"
+    assert {e.query_source for e in started[1:]} <= {"previous_sentence"}
+    assert run([*base, "--method", "no-retrieval", "--preset", "paper"]) == 0
+    assert not [e for e in events_of(capsys.readouterr().out) if isinstance(e, RetrievalStarted)]
+    assert run([*base, "--method", "no-retrieval", "--preset", "paper", "--theta", "0.5"]) == 2
+    assert "theta=0.5 does not apply" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--method", "fly", "--no-retrieval"], "invalid choice: 'fly'"),
+    (["--method", "no-retrieval", "--index", "x"], "--index and --method no-retrieval exclude"),
+    (["--method-option", "window_tokens", "--no-retrieval"], "must be NAME=VALUE"),
+    (["--method-option", "clock=1", "--no-retrieval"], "must be NAME=VALUE"),
+])
+def test_wrong_method_arguments(argv, message, capsys):
+    code, err = failure(["generate", "--model", "smollm2-135m", "q", *argv], capsys)
+    assert code == 2 and message in err

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from flarecore.cli import demo_data
-from flarecore.cli.demo_data import DATA, QUESTIONS, cache_folder, load_index, own_question
+from flarecore import demo_data
+from flarecore.demo_data import DATA, QUESTIONS, cache_folder, load_index, own_question
 from flarecore.retrieval.chunking import count_words
 from flarecore.retrieval.corpus import read_passages
 from flarecore.retrieval.filters import compile_filter

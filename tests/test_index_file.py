@@ -8,13 +8,20 @@ import sys
 
 import numpy as np
 import pytest
-from helpers_retrieval import TableEncoder, WordEncoder, random_table, table_passages
+from helpers_retrieval import (
+    TableEncoder,
+    WordEncoder,
+    forge,
+    poke,
+    random_table,
+    replace_text,
+    table_passages,
+)
 
 from flarecore.errors import ConfigError, IndexFileError
 from flarecore.retrieval.graph import GraphLinks, GraphParams, HnswGraph
 from flarecore.retrieval.hnsw import HnswRetriever
-from flarecore.retrieval.hnsw_file import index_info
-from flarecore.retrieval.index_io import read_index_file, write_index_file
+from flarecore.retrieval.index_io import index_info, read_index_file
 from flarecore.retrieval.passage import Passage
 
 NUM_ROWS, DIM = 300, 8
@@ -132,28 +139,6 @@ def test_missing_or_another_file(tmp_path):
     (tmp_path / "text").write_text("a text file that is long enough for any prologue of an index")
     with pytest.raises(IndexFileError, match="not a flarecore index"):
         HnswRetriever.load(tmp_path / "text", TableEncoder(TABLE))
-
-
-def forge(source, target, header=None, sections=None):
-    """A copy with other contents and right checksums: what a malicious author would send."""
-    file = read_index_file(source)
-    parts = {name: data.copy() for name, data in file.sections.items()}
-    for name, change in (sections or {}).items():
-        parts[name] = change(parts[name])
-    write_index_file(target, {**file.header, **(header or {})},
-                     {name: [bytes(data)] for name, data in parts.items() if data is not None})
-    return target
-
-
-def poke(word, value, dtype="<u4"):
-    def change(data):
-        data.view(dtype)[word] = value
-        return data
-    return change
-
-
-def replace_text(old, new):
-    return lambda data: bytes(data).replace(old, new, 1)
 
 
 GROUND_ELEMENT = 299  # an element without upper layers, see the test
@@ -274,13 +259,13 @@ retriever = HnswRetriever.build([Passage("new", "text")], WordEncoder())
 if sys.argv[2] == "write":
     class Dying:
         def __init__(self): self.calls = 0
-        def __call__(self, path, parts):
-            index_io.write_index_file(path, {"kind": "hnsw"}, {"passages": self.chunks()})
+        def __call__(self, path, header, sections):
+            index_io.write_index_file(path, header, {"passages": self.chunks()})
         def chunks(self):
             yield b"x" * 100000
             os._exit(9)
-    import flarecore.retrieval.hnsw as hnsw
-    hnsw.save_parts = Dying()
+    import flarecore.retrieval.stored as stored
+    stored.write_index_file = Dying()
 else:
     setattr(index_io.os, sys.argv[2], lambda *arguments: os._exit(9))
 retriever.save(sys.argv[1])

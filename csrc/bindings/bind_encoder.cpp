@@ -8,6 +8,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "bindings/safetensors_object.h"
 #include "common/check.h"
 #include "model/encoder.h"
 #include "model/safetensors.h"
@@ -16,10 +17,6 @@ namespace py = pybind11;
 
 namespace flarecore {
 namespace {
-
-struct SafetensorsObject {
-  std::shared_ptr<const SafetensorsFile> file;
-};
 
 struct SafeTensorObject {
   std::shared_ptr<const SafetensorsFile> file;

@@ -136,16 +136,6 @@ py::dict result_dict(const Operation& operation) {
                   py::arg("stats") = stats);
 }
 
-py::dict config_dict(const Model& model) {
-  const DecoderConfig& c = model.config();
-  return py::dict(py::arg("architecture") = c.architecture_name, py::arg("name") = c.name,
-                  py::arg("num_layers") = c.num_layers, py::arg("hidden_size") = c.hidden_size,
-                  py::arg("intermediate_size") = c.intermediate_size,
-                  py::arg("num_heads") = c.num_heads, py::arg("num_kv_heads") = c.num_kv_heads,
-                  py::arg("head_dim") = c.head_dim, py::arg("context_length") = c.context_length,
-                  py::arg("vocab_size") = c.vocab_size);
-}
-
 py::dict stats_dict(const EngineHandle& engine) {
   EngineStats s;
   {
@@ -158,23 +148,6 @@ py::dict stats_dict(const EngineHandle& engine) {
                   py::arg("weights_size_bytes") = s.weights_size_bytes,
                   py::arg("num_sequences") = s.num_sequences, py::arg("num_steps") = s.num_steps,
                   py::arg("num_rows") = s.num_rows);
-}
-
-void bind_model(py::module_& m) {
-  py::class_<Model, std::shared_ptr<Model>>(m, "Model")
-      .def(py::init([](const std::string& path, int num_threads) {
-             return std::make_shared<Model>(GgufFile::open(path), num_threads);
-           }),
-           py::arg("path"), py::arg("num_threads") = 0, NoGil())
-      .def("config", &config_dict)
-      .def_property_readonly("num_threads", &Model::num_threads)
-      .def("set_vocabulary",
-           [](Model& model, std::vector<std::string> bytes, const std::vector<TokenId>& special,
-              const std::vector<TokenId>& end_of_text) {
-             model.set_vocabulary(
-                 std::make_shared<Vocabulary>(std::move(bytes), special, end_of_text));
-           },
-           py::arg("token_bytes"), py::arg("special"), py::arg("end_of_text"));
 }
 
 void bind_operation(py::module_& m) {
@@ -242,7 +215,6 @@ void bind_sequence(py::module_& m) {
 }  // namespace
 
 void bind_engine(py::module_& m) {
-  bind_model(m);
   bind_passage(m);
   bind_operation(m);
   bind_sequence(m);

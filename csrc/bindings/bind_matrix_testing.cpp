@@ -64,6 +64,25 @@ struct TestMatrix {
   }
 };
 
+// A matrix of floats, quantised while it was packed, and what that changed.
+struct QuantizedTestMatrix : TestMatrix {
+  QuantizationError error;
+
+  QuantizedTestMatrix(const std::string& type_name, const py::buffer& data, int64_t num_rows,
+                      int64_t num_cols, const std::string& isa, const std::string& mode,
+                      const std::string& quantize, ThreadPool* pool)
+      : TestMatrix(type_name, data, num_rows, num_cols, isa, mode, pool) {
+    const Quantize kind = quantize == "q4" ? Quantize::kQ4 : Quantize::kQ8;
+    check(quantize == quantize_name(kind), ErrorKind::kConfig,
+          "quantize must be 'q4' or 'q8', got '", quantize, "'");
+    const py::buffer_info info = data.request();
+    py::gil_scoped_release nogil;
+    matrix = PackedMatrix::pack_quantizing(
+        {ggml_type_of_name(type_name), bytes_of(info).data, num_rows, num_cols}, kind,
+        mode == "float32" ? PackMode::kFloat32 : PackMode::kQuantized, table->tile, pool, &error);
+  }
+};
+
 // Activations as the matrix's format wants them.
 struct Inputs {
   const float* x;
@@ -203,6 +222,15 @@ void bind_matrix_testing(py::module_& t) {
              return out;
            })
       .def("matmul", &matmul, py::arg("x"), py::arg("splits"));
+  py::class_<QuantizedTestMatrix, TestMatrix>(t, "QuantizedMatrix")
+      .def(py::init<const std::string&, const py::buffer&, int64_t, int64_t, const std::string&,
+                    const std::string&, const std::string&, ThreadPool*>(),
+           py::arg("type"), py::arg("data"), py::arg("num_rows"), py::arg("num_cols"),
+           py::arg("isa"), py::arg("mode"), py::arg("quantize"), py::arg("pool") = nullptr)
+      .def_property_readonly("error", [](const QuantizedTestMatrix& m) {
+        return py::make_tuple(m.error.num_values, m.error.error_squares, m.error.value_squares,
+                              m.error.max_error, m.error.first_bad_row);
+      });
   t.def("time_matmul", &time_matmul, py::arg("matrix"), py::arg("x"), py::arg("pool"),
         py::arg("repeats"), py::arg("run_tiles") = 8);
   t.def("time_read", &time_read, py::arg("data"), py::arg("pool"), py::arg("repeats"));

@@ -12,6 +12,7 @@ FLARECORE_WEAK void bind_text(pybind11::module_& m);
 FLARECORE_WEAK void bind_sentencepiece(pybind11::module_& m);
 FLARECORE_WEAK void bind_encoder(pybind11::module_& m);
 FLARECORE_WEAK void bind_sampling(pybind11::module_& m);
+FLARECORE_WEAK void bind_model(pybind11::module_& m);
 FLARECORE_WEAK void bind_engine(pybind11::module_& m);
 FLARECORE_WEAK void bind_bench(pybind11::module_& m);
 

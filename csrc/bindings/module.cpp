@@ -42,7 +42,8 @@ PYBIND11_MODULE(_C, m) {
   py::register_exception_translator(&flarecore::translate);
   for (auto bind : {flarecore::bind_kernels, flarecore::bind_gguf, flarecore::bind_text,
                     flarecore::bind_sentencepiece, flarecore::bind_encoder,
-                    flarecore::bind_sampling, flarecore::bind_engine, flarecore::bind_bench}) {
+                    flarecore::bind_sampling, flarecore::bind_model, flarecore::bind_engine,
+                    flarecore::bind_bench}) {
     if (bind != nullptr) bind(m);
   }
 }

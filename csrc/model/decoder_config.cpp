@@ -32,6 +32,19 @@ Architecture read_architecture(const std::string& name) {
        "' is not supported; supported: llama, gemma3");
 }
 
+void check_heads(const DecoderConfig& config) {
+  const int64_t head_dim = config.head_dim;
+  check(config.num_heads % config.num_kv_heads == 0, ErrorKind::kModelFile, config.num_heads,
+        " query heads cannot share ", config.num_kv_heads, " KV heads evenly");
+  check(head_dim >= 8 && head_dim <= 512 && head_dim % 8 == 0, ErrorKind::kUnsupported,
+        "a head size of ", head_dim, " is not supported; it must be a multiple of 8 up to 512");
+  check(config.num_group_heads() <= kMaxGroupHeads, ErrorKind::kUnsupported,
+        config.num_group_heads(), " query heads a KV head are not supported; at most ",
+        kMaxGroupHeads);
+  check(int64_t{config.num_heads} * head_dim <= kMaxSize, ErrorKind::kModelFile, config.num_heads,
+        " heads of size ", head_dim, " are taken for damage");
+}
+
 void read_shape(const GgufFile& file, const std::string& prefix, DecoderConfig* config) {
   config->num_layers = read_size(file, prefix + "block_count", kMaxLayers);
   config->context_length = read_size(file, prefix + "context_length", kMaxContext);
@@ -41,21 +54,15 @@ void read_shape(const GgufFile& file, const std::string& prefix, DecoderConfig* 
   config->num_kv_heads = file.has(prefix + "attention.head_count_kv")
                              ? read_size(file, prefix + "attention.head_count_kv", kMaxSize)
                              : config->num_heads;
-  check(config->num_heads % config->num_kv_heads == 0, ErrorKind::kModelFile, config->num_heads,
-        " query heads cannot share ", config->num_kv_heads, " KV heads evenly");
   const int64_t head_dim =
       file.get_int(prefix + "attention.key_length", config->hidden_size / config->num_heads);
   const int64_t value_dim = file.get_int(prefix + "attention.value_length", head_dim);
   check(value_dim == head_dim, ErrorKind::kUnsupported, "value heads of size ", value_dim,
         " with key heads of size ", head_dim, " are not supported");
-  check(head_dim >= 8 && head_dim <= 512 && head_dim % 8 == 0, ErrorKind::kUnsupported,
-        "a head size of ", head_dim, " is not supported; it must be a multiple of 8 up to 512");
+  check(head_dim >= 0 && head_dim <= kMaxSize, ErrorKind::kModelFile, "GGUF key ", prefix,
+        "attention.key_length is ", head_dim, ", expected 1 to ", kMaxSize);
   config->head_dim = static_cast<int>(head_dim);
-  check(config->num_group_heads() <= kMaxGroupHeads, ErrorKind::kUnsupported,
-        config->num_group_heads(), " query heads a KV head are not supported; at most ",
-        kMaxGroupHeads);
-  check(int64_t{config->num_heads} * head_dim <= kMaxSize, ErrorKind::kModelFile,
-        config->num_heads, " heads of size ", head_dim, " are taken for damage");
+  check_heads(*config);
 }
 
 // RoPE, Su et al., arXiv 2104.09864: pair i turns by position * base^(-2i/d). Rounded to float32 at
@@ -158,6 +165,35 @@ DecoderConfig read_decoder_config(const GgufFile& file) {
   read_rotary(file, prefix, is_gemma3 ? 1000000.0 : 10000.0, &config);
   if (is_gemma3) read_gemma3(file, prefix, &config);
   return config;
+}
+
+void check_decoder_config(const DecoderConfig& config) {
+  const auto check_size = [](const char* name, int64_t value, int64_t limit) {
+    check(value >= 1 && value <= limit, ErrorKind::kModelFile, "model configuration: ", name,
+          " is ", value, ", expected 1 to ", limit);
+  };
+  check_size("num_layers", config.num_layers, kMaxLayers);
+  check_size("context_length", config.context_length, kMaxContext);
+  check_size("hidden_size", config.hidden_size, kMaxSize);
+  check_size("intermediate_size", config.intermediate_size, kMaxSize);
+  check_size("num_heads", config.num_heads, kMaxSize);
+  check_size("num_kv_heads", config.num_kv_heads, kMaxSize);
+  check_size("vocab_size", config.vocab_size, INT32_MAX);
+  check_heads(config);
+  check(config.norm_eps >= 0 && config.norm_eps < 1, ErrorKind::kModelFile,
+        "model configuration: the epsilon of norms is ", config.norm_eps, ", expected 0 to 1");
+  check(config.rotary_dim == config.head_dim, ErrorKind::kInternal, "rotary_dim is not head_dim");
+  for (const RotaryConfig& rotary : config.rotaries) {
+    check(rotary.inverse_frequency.size() == static_cast<size_t>(config.rotary_dim / 2),
+          ErrorKind::kInternal, "a rotary embedding needs one frequency a pair");
+  }
+  check(config.layers.size() == static_cast<size_t>(config.num_layers), ErrorKind::kInternal,
+        "every layer needs its window");
+  for (const LayerConfig& layer : config.layers) {
+    check(layer.window >= 0 && layer.rotary >= 0 &&
+              static_cast<size_t>(layer.rotary) < config.rotaries.size(),
+          ErrorKind::kInternal, "a layer's window or rotary embedding is out of range");
+  }
 }
 
 }  // namespace flarecore

@@ -55,4 +55,8 @@ struct DecoderConfig {
 // feature that the forward pass does not have.
 DecoderConfig read_decoder_config(const GgufFile& file);
 
+// Raises ModelFileError for impossible values, UnsupportedError for sizes that the kernels do not
+// take, of a configuration that was put together elsewhere.
+void check_decoder_config(const DecoderConfig& config);
+
 }  // namespace flarecore

@@ -11,48 +11,76 @@ namespace {
 // Takes tensors by name, checks their shape and remembers what was taken.
 class TensorLoader {
  public:
-  TensorLoader(const GgufFile& file, PackMode mode, ThreadPool* pool)
-      : file_(file), mode_(mode), pool_(pool) {}
+  // `packs` false: everything is checked, no weight is read.
+  TensorLoader(const DecoderTensors& tensors, PackMode mode, Quantize quantize, ThreadPool* pool,
+               bool packs)
+      : tensors_(tensors), mode_(mode), quantize_(quantize), pool_(pool), packs_(packs) {}
 
   PackedMatrix matrix(const std::string& name, int64_t num_rows, int64_t num_cols) {
-    const GgufTensor& tensor = take(name, {num_cols, num_rows});
-    return PackedMatrix::pack({tensor.type, tensor.data, num_rows, num_cols}, mode_,
-                              kernels().tile, pool_);
+    const DecoderTensor tensor = take(name, {num_rows, num_cols});
+    const TensorView view{tensor.type, tensor.data, num_rows, num_cols};
+    const Quantize quantize = quantization_of(name, view);
+    if (quantize_ != Quantize::kNone) {
+      quantization_.push_back({name, ggml_type_info(tensor.type).name, quantize, {}});
+    }
+    if (!packs_) return {};
+    if (quantize == Quantize::kNone) {
+      return PackedMatrix::pack(view, mode_, kernels().tile, pool_);
+    }
+    QuantizationError& error = quantization_.back().error;
+    PackedMatrix matrix =
+        PackedMatrix::pack_quantizing(view, quantize, mode_, kernels().tile, pool_, &error);
+    check(error.first_bad_row < 0, ErrorKind::kModelFile, tensor.shown, ": row ",
+          error.first_bad_row, " holds a value that is not finite or beyond ",
+          quantize_limit(quantize), ", which ", quantize_name(quantize),
+          " cannot hold; load the model without quantize");
+    return matrix;
   }
 
   std::vector<float> vector(const std::string& name, int64_t size) {
-    const GgufTensor& tensor = take(name, {size});
+    const DecoderTensor tensor = take(name, {size});
     std::vector<float> values(size);
+    if (!packs_) return values;
     dequantize(tensor.type, tensor.data, size, values.data());
+    for (float& value : values) value += tensor.offset;
     return values;
   }
 
   void mark(const std::string& name) { taken_.insert(name); }
 
   void check_nothing_left() const {
-    for (const GgufTensor& tensor : file_.tensors()) {
-      check(taken_.count(tensor.name) != 0, ErrorKind::kUnsupported, "tensor ", tensor.name,
+    for (const std::string& name : tensors_.names()) {
+      check(taken_.count(name) != 0, ErrorKind::kUnsupported, "tensor ", name,
             " is not part of the forward pass of this architecture; running without it would give "
             "wrong results");
     }
   }
 
+  std::vector<TensorQuantization> quantization() && { return std::move(quantization_); }
+
  private:
-  const GgufTensor& take(const std::string& name, const std::vector<int64_t>& shape) {
-    const GgufTensor& tensor = file_.require(name);
-    std::vector<int64_t> got = tensor.shape;
-    while (got.size() > shape.size() && got.back() == 1) got.pop_back();
-    check(got == shape, ErrorKind::kModelFile, "tensor ", name, " has ", tensor.num_rows(),
-          " rows of ", tensor.num_cols(), " values, expected ",
-          shape.size() > 1 ? shape[1] : int64_t{1}, " of ", shape[0]);
+  Quantize quantization_of(const std::string& name, const TensorView& view) const {
+    const bool is_float = ggml_type_info(view.type).block_values == 1;
+    if (!is_float || view.num_cols % kGroupSize != 0) return Quantize::kNone;
+    const bool at_the_ends = name == "token_embd.weight" || name == "output.weight";
+    return quantize_ == Quantize::kQ4 && at_the_ends ? Quantize::kQ8 : quantize_;
+  }
+
+  DecoderTensor take(const std::string& name, const std::vector<int64_t>& shape) {
+    DecoderTensor tensor = tensors_.require(name);
+    check(tensor.shape == shape, ErrorKind::kModelFile, tensor.shown, " has the shape ",
+          show_shape(tensor.shape), ", expected ", show_shape(shape));
     taken_.insert(name);
     return tensor;
   }
 
-  const GgufFile& file_;
+  const DecoderTensors& tensors_;
   PackMode mode_;
+  Quantize quantize_;
   ThreadPool* pool_;
+  bool packs_;
   std::set<std::string> taken_;
+  std::vector<TensorQuantization> quantization_;
 };
 
 LayerWeights load_layer(TensorLoader* loader, const DecoderConfig& config, int index) {
@@ -79,25 +107,47 @@ LayerWeights load_layer(TensorLoader* loader, const DecoderConfig& config, int i
   return layer;
 }
 
+void load_all(TensorLoader* loader, const DecoderConfig& config, DecoderWeights* weights) {
+  weights->output_norm = loader->vector("output_norm.weight", config.hidden_size);
+  weights->token_embedding =
+      loader->matrix("token_embd.weight", config.vocab_size, config.hidden_size);
+  if (!config.tied_head) {
+    weights->output = loader->matrix("output.weight", config.vocab_size, config.hidden_size);
+  }
+  loader->mark("rope_freqs.weight");  // read with the configuration
+  for (int i = 0; i < config.num_layers; ++i) {
+    weights->layers.push_back(load_layer(loader, config, i));
+  }
+  loader->check_nothing_left();
+}
+
 }  // namespace
 
-std::shared_ptr<const DecoderWeights> DecoderWeights::load(const GgufFile& file,
+std::shared_ptr<const DecoderWeights> DecoderWeights::load(const DecoderTensors& tensors,
                                                            const DecoderConfig& config,
-                                                           PackMode mode, ThreadPool* pool) {
-  TensorLoader loader(file, mode, pool);
+                                                           PackMode mode, Quantize quantize,
+                                                           ThreadPool* pool) {
+  TensorLoader loader(tensors, mode, quantize, pool, true);
   auto weights = std::make_shared<DecoderWeights>();
-  weights->output_norm = loader.vector("output_norm.weight", config.hidden_size);
-  weights->token_embedding =
-      loader.matrix("token_embd.weight", config.vocab_size, config.hidden_size);
-  if (!config.tied_head) {
-    weights->output = loader.matrix("output.weight", config.vocab_size, config.hidden_size);
-  }
-  loader.mark("rope_freqs.weight");  // read with the configuration
-  for (int i = 0; i < config.num_layers; ++i) {
-    weights->layers.push_back(load_layer(&loader, config, i));
-  }
-  loader.check_nothing_left();
+  load_all(&loader, config, weights.get());
+  weights->quantization = std::move(loader).quantization();
   return weights;
+}
+
+void DecoderWeights::check_tensors(const DecoderTensors& tensors, const DecoderConfig& config,
+                                   Quantize quantize) {
+  TensorLoader loader(tensors, PackMode::kQuantized, quantize, nullptr, false);
+  DecoderWeights weights;
+  load_all(&loader, config, &weights);
+  if (quantize == Quantize::kNone) return;
+  std::string kept;
+  for (const TensorQuantization& tensor : std::move(loader).quantization()) {
+    if (tensor.quantize != Quantize::kNone) return;
+    kept = tensor.source;
+  }
+  fail(ErrorKind::kConfig, "quantize=\"", quantize_name(quantize),
+       "\" finds nothing to quantise: no matrix of the model is F32, F16 or BF16 with rows of a "
+       "multiple of 32 values (they are ", kept, "); load it without quantize");
 }
 
 size_t DecoderWeights::size_bytes() const {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/thread_pool.h"
 #include "model/decoder_config.h"
+#include "model/decoder_tensors.h"
 #include "model/packed_matrix.h"
 
 namespace flarecore {
@@ -19,6 +21,14 @@ struct LayerWeights {
   PackedMatrix gate, up, down;        // (ffn, hidden) twice, (hidden, ffn)
 };
 
+// What was done to one matrix of a model that is quantised at load.
+struct TensorQuantization {
+  std::string name;      // as in a GGUF file: "blk.0.attn_q.weight"
+  const char* source;    // type in the file: "BF16"
+  Quantize quantize;     // kNone: kept as it was
+  QuantizationError error;
+};
+
 struct DecoderWeights {
   std::vector<LayerWeights> layers;
   std::vector<float> output_norm;  // (hidden)
@@ -30,11 +40,22 @@ struct DecoderWeights {
   }
   size_t size_bytes() const;
 
-  // Packs every tensor for the CPU level in force. Raises ModelFileError for a missing tensor or a
-  // wrong shape, UnsupportedError for a tensor that the forward pass would not use.
-  static std::shared_ptr<const DecoderWeights> load(const GgufFile& file,
+  std::vector<TensorQuantization> quantization;  // of every matrix; empty without quantising
+
+  // Packs every tensor for the CPU level in force. With `quantize`, matrices of F32, F16 and BF16 are
+  // quantised: kQ8 all, kQ4 all but token embedding and head, which get 8 bits, since errors of theirs
+  // go straight into the logits. What is quantised already, or has rows that are no multiple of 32,
+  // is kept.
+  // Raises ModelFileError for a missing tensor, a wrong shape or a value that cannot be quantised,
+  // UnsupportedError for a tensor that the forward pass would not use.
+  static std::shared_ptr<const DecoderWeights> load(const DecoderTensors& tensors,
                                                     const DecoderConfig& config, PackMode mode,
-                                                    ThreadPool* pool);
+                                                    Quantize quantize, ThreadPool* pool);
+
+  // Raises what load() would raise for names, shapes and types, without reading a weight, and
+  // ConfigError if `quantize` would find nothing to quantise.
+  static void check_tensors(const DecoderTensors& tensors, const DecoderConfig& config,
+                            Quantize quantize);
 };
 
 }  // namespace flarecore

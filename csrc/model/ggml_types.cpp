@@ -162,6 +162,14 @@ void read_ggml_group(GgmlType type, const uint8_t* row, int64_t group, GgmlGroup
   }
 }
 
+void restore_group(const GgmlGroup& g, float* out) {
+  for (int i = 0; i < 32; ++i) {
+    const float scale = g.scale[i / 16];
+    out[i] = g.has_min ? static_cast<float>(g.codes[i]) * scale + g.min
+                       : static_cast<float>(g.codes[i] - g.zero) * scale;
+  }
+}
+
 void dequantize(GgmlType type, const uint8_t* data, int64_t num_values, float* out) {
   const GgmlTypeInfo& info = ggml_type_info(type);
   check(num_values >= 0 && num_values % info.block_values == 0, ErrorKind::kModelFile, info.name,
@@ -180,12 +188,7 @@ void dequantize(GgmlType type, const uint8_t* data, int64_t num_values, float* o
   GgmlGroup g;
   for (int64_t group = 0; group < num_values / 32; ++group) {
     read_ggml_group(type, data, group, &g);
-    for (int i = 0; i < 32; ++i) {
-      const float scale = g.scale[i / 16];
-      const float value = g.has_min ? static_cast<float>(g.codes[i]) * scale + g.min
-                                    : static_cast<float>(g.codes[i] - g.zero) * scale;
-      out[32 * group + i] = value;
-    }
+    restore_group(g, out + 32 * group);
   }
 }
 

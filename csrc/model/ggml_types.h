@@ -51,6 +51,9 @@ struct GgmlGroup {
 };
 void read_ggml_group(GgmlType type, const uint8_t* row, int64_t group, GgmlGroup* out);
 
+// out (32): the values of a group, by the arithmetic above.
+void restore_group(const GgmlGroup& group, float* out);
+
 // out (num_values) float32 from whole blocks at `data`; num_values is a multiple of block_values.
 void dequantize(GgmlType type, const uint8_t* data, int64_t num_values, float* out);
 

@@ -4,10 +4,14 @@
 
 namespace flarecore {
 
-Model::Model(std::shared_ptr<const GgufFile> file, int num_threads)
-    : file_(std::move(file)),
-      config_(read_decoder_config(*file_)),
-      num_threads_(num_threads > 0 ? num_threads : usable_num_threads()) {}
+Model::Model(std::shared_ptr<const DecoderTensors> tensors, DecoderConfig config, int num_threads,
+             Quantize quantize)
+    : tensors_(std::move(tensors)),
+      config_(std::move(config)),
+      num_threads_(num_threads > 0 ? num_threads : usable_num_threads()),
+      quantize_(quantize) {
+  DecoderWeights::check_tensors(*tensors_, config_, quantize_);
+}
 
 const Vocabulary& Model::vocabulary() const {
   check(vocabulary_ != nullptr, ErrorKind::kInternal, "the model has no vocabulary yet");
@@ -26,10 +30,20 @@ std::shared_ptr<const DecoderWeights> Model::weights(ComputeMode mode) {
   if (weights == nullptr) {
     ThreadPool pool(num_threads_);
     weights = DecoderWeights::load(
-        *file_, config_, mode == ComputeMode::kInt8 ? PackMode::kQuantized : PackMode::kFloat32,
-        &pool);
+        *tensors_, config_,
+        mode == ComputeMode::kInt8 ? PackMode::kQuantized : PackMode::kFloat32, quantize_, &pool);
   }
   return weights;
+}
+
+std::vector<TensorQuantization> Model::quantization() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [mode, weights] : weights_) {
+      if (weights != nullptr) return weights->quantization;
+    }
+  }
+  return weights(ComputeMode::kInt8)->quantization;
 }
 
 }  // namespace flarecore

@@ -1,12 +1,13 @@
 #include "model/packed_matrix.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "common/check.h"
-#include "cpu/half.h"
 #include "cpu/packed_layout.h"
+#include "model/packed_groups.h"
 #include "model/weight_memory.h"
 
 namespace flarecore {
@@ -46,123 +47,6 @@ GgmlType type_of(WeightFormat format) {
     case WeightFormat::kQ6_K: return GgmlType::kQ6_K;
   }
   fail(ErrorKind::kInternal, "unknown weight format ", static_cast<int>(format));
-}
-
-// Addresses of the fields of one channel in one group of a tile.
-struct GroupFields {
-  PackedLayout layout;
-  int tile;
-  uint8_t* codes;   // of the group; vectors of tile * 4 bytes
-  uint8_t* scales;  // of the group
-  uint8_t* supers;  // of the group's 256 inputs
-  int channel;
-
-  uint8_t* code_byte(int vector, int i) const {
-    return codes + (vector * tile + channel) * 4 + i;
-  }
-  uint8_t* scale_field(int field, int size) const {
-    return scales + (field * tile + channel) * size;
-  }
-  uint8_t* super_field(int field) const { return supers + (field * tile + channel) * 2; }
-};
-
-GroupFields fields_of(const PackedView& w, uint8_t* tile_data, int64_t group, int channel) {
-  const PackedLayout layout = packed_layout(w.format);
-  const int64_t super = group / (kSuperSize / kGroupSize);
-  return {layout,
-          w.tile,
-          tile_data + group * layout.code_bytes * w.tile,
-          tile_data + scales_offset(layout, w.tile, w.num_cols) +
-              group * layout.scale_bytes * w.tile,
-          tile_data + supers_offset(layout, w.tile, w.num_cols) +
-              super * layout.super_bytes * w.tile,
-          channel};
-}
-
-// Four codes side by side go into one word of a vector; the tile's memory starts out as zeros.
-void store_codes(const uint8_t* codes, const GroupFields& f) {
-  const int bits = f.layout.bits;
-  uint8_t bytes[8][4] = {};
-  if (bits == 8) {
-    for (int i = 0; i < 32; ++i) bytes[i / 4][i % 4] = codes[i] ^ 0x80;
-    for (int j = 0; j < 8; ++j) std::memcpy(f.code_byte(j, 0), bytes[j], 4);
-    return;
-  }
-  for (int i = 0; i < 16; ++i) {
-    const int low = codes[i] & 15, high = codes[i + 16] & 15;
-    bytes[i / 4][i % 4] = static_cast<uint8_t>(low | (high << 4));
-  }
-  for (int i = 0; i < 32 && bits > 4; ++i) {
-    const int j = i / 4, above = codes[i] >> 4;
-    uint8_t& plane = bits == 5 ? bytes[4][i % 4] : bytes[4 + j / 4][i % 4];
-    plane |= static_cast<uint8_t>(bits == 5 ? above << j : above << (2 * (j % 4)));
-  }
-  const int vectors = f.layout.code_bytes / 4;
-  for (int v = 0; v < vectors; ++v) std::memcpy(f.code_byte(v, 0), bytes[v], 4);
-}
-
-// The codes as the kernels read them: 8-bit ones are signed.
-void load_codes(const GroupFields& f, int* codes) {
-  const int bits = f.layout.bits;
-  for (int j = 0; j < 8; ++j) {
-    for (int i = 0; i < 4; ++i) {
-      int code;
-      if (bits == 8) {
-        code = static_cast<int8_t>(*f.code_byte(j, i));
-      } else {
-        code = (*f.code_byte(j % 4, i) >> (j < 4 ? 0 : 4)) & 15;
-        if (bits == 5) code |= ((*f.code_byte(4, i) >> j) & 1) << 4;
-        if (bits == 6) code |= ((*f.code_byte(4 + j / 4, i) >> (2 * (j % 4))) & 3) << 4;
-      }
-      codes[4 * j + i] = code;
-    }
-  }
-}
-
-void store_group(const GgmlGroup& g, const GroupFields& f) {
-  store_codes(g.codes, f);
-  if (f.layout.super_bytes == 0) {
-    std::memcpy(f.scale_field(0, 2), &g.d, 2);
-    if (f.layout.scale_bytes == 4) std::memcpy(f.scale_field(1, 2), &g.m, 2);
-    return;
-  }
-  const bool has_min = f.layout.has_min;
-  *f.scale_field(0, 1) = g.sub_scale[0];
-  *f.scale_field(1, 1) = has_min ? g.sub_min : g.sub_scale[1];
-  std::memcpy(f.super_field(0), &g.d, 2);
-  if (has_min) std::memcpy(f.super_field(1), &g.m, 2);
-}
-
-float load_half(const uint8_t* p) {
-  uint16_t bits;
-  std::memcpy(&bits, p, 2);
-  return float_from_half(bits);
-}
-
-// The inverse of store_group: the 32 values, by the arithmetic of the specification.
-void load_group(const GroupFields& f, float* out) {
-  int codes[32];
-  load_codes(f, codes);
-  const bool has_min = f.layout.has_min;
-  float scale[2], min = 0.0f;
-  if (f.layout.super_bytes == 0) {
-    scale[0] = scale[1] = load_half(f.scale_field(0, 2));
-    if (has_min) min = load_half(f.scale_field(1, 2));
-  } else {
-    const float d = load_half(f.super_field(0));
-    const uint8_t first = *f.scale_field(0, 1), second = *f.scale_field(1, 1);
-    if (has_min) {
-      scale[0] = scale[1] = d * static_cast<float>(first);
-      min = -(load_half(f.super_field(1)) * static_cast<float>(second));
-    } else {
-      scale[0] = d * static_cast<float>(static_cast<int8_t>(first));
-      scale[1] = d * static_cast<float>(static_cast<int8_t>(second));
-    }
-  }
-  for (int i = 0; i < 32; ++i) {
-    const float q = static_cast<float>(codes[i] - f.layout.zero);
-    out[i] = has_min ? q * scale[i / 16] + min : q * scale[i / 16];
-  }
 }
 
 void pack_quantized_tile(const TensorView& source, const PackedView& w, int64_t tile,
@@ -217,10 +101,53 @@ void pack_float_tile(const TensorView& source, const PackedView& w, int64_t tile
   }
 }
 
+// One row on its way from floats to a tile.
+class QuantizedRow {
+ public:
+  explicit QuantizedRow(int64_t num_cols)
+      : values_(static_cast<size_t>(num_cols)),
+        restored_(values_.size()),
+        groups_(values_.size() / kGroupSize) {}
+
+  // False if a value is not finite or too large.
+  bool read(const TensorView& source, int64_t row, Quantize quantize, QuantizationError* error) {
+    const int value_bytes = ggml_type_info(source.type).block_size_bytes;
+    const int64_t num_cols = source.num_cols;
+    dequantize(source.type, source.data + row * num_cols * value_bytes, num_cols, values_.data());
+    const float limit = quantize_limit(quantize);
+    for (const float value : values_) {
+      if (std::fabs(value) <= limit) continue;  // false for NaN
+      error->first_bad_row = row;
+      return false;
+    }
+    const int64_t num_groups = static_cast<int64_t>(groups_.size());
+    quantize_groups(quantize, values_.data(), num_groups, groups_.data());
+    for (int64_t g = 0; g < num_groups; ++g) {
+      restore_group(groups_[g], restored_.data() + g * kGroupSize);
+    }
+    error->measure(values_.data(), restored_.data(), num_cols);
+    return true;
+  }
+
+  void store(const PackedView& w, int channel, uint8_t* tile_data) const {
+    if (!is_quantized(w.format)) {
+      scatter<float>(reinterpret_cast<const uint8_t*>(restored_.data()), w.num_cols, w.tile,
+                     tile_data + channel * sizeof(float));
+      return;
+    }
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      store_group(groups_[g], fields_of(w, tile_data, static_cast<int64_t>(g), channel));
+    }
+  }
+
+ private:
+  std::vector<float> values_, restored_;
+  std::vector<GgmlGroup> groups_;
+};
+
 }  // namespace
 
-PackedMatrix PackedMatrix::pack(const TensorView& source, PackMode mode, int tile,
-                                ThreadPool* pool) {
+void PackedMatrix::allocate(const TensorView& source, WeightFormat format, int tile) {
   const GgmlTypeInfo& info = ggml_type_info(source.type);
   check(source.num_rows > 0 && source.num_cols > 0, ErrorKind::kModelFile,
         "a weight matrix needs at least one row and column, got ", source.num_rows, " x ",
@@ -229,31 +156,66 @@ PackedMatrix PackedMatrix::pack(const TensorView& source, PackMode mode, int til
         " rows hold whole blocks of ", info.block_values, " values, got ", source.num_cols,
         " columns");
   check(tile > 0, ErrorKind::kInternal, "a tile needs at least one channel, got ", tile);
-  PackedMatrix matrix;
-  PackedView& w = matrix.view_;
-  w.format = format_of(source.type, mode);
+  PackedView& w = view_;
+  w.format = format;
   w.num_rows = source.num_rows;
   w.num_cols = source.num_cols;
   w.tile = tile;
   w.tile_size_bytes = packed_tile_bytes(w.format, tile, source.num_cols);
-  matrix.memory_ = allocate_weights(static_cast<size_t>(matrix.size_bytes()));
-  w.data = matrix.memory_.get();
+  memory_ = allocate_weights(static_cast<size_t>(size_bytes()));
+  w.data = memory_.get();
+}
 
-  const int num_threads = pool != nullptr ? pool->num_threads() : 1;
-  std::vector<float> scratch(static_cast<size_t>(num_threads * source.num_cols));
-  const auto pack_tile = [&](int64_t t, int thread) {
-    uint8_t* tile_data = matrix.memory_.get() + t * w.tile_size_bytes;
-    if (is_quantized(w.format)) {
-      pack_quantized_tile(source, w, t, tile_data);
-    } else {
-      pack_float_tile(source, w, t, scratch.data() + thread * source.num_cols, tile_data);
-    }
+// Calls pack_tile(tile, memory of the tile, thread) for every tile.
+template <typename F>
+void PackedMatrix::for_tiles(ThreadPool* pool, F&& pack_tile) {
+  const auto pack_one = [&](int64_t t, int thread) {
+    pack_tile(t, memory_.get() + t * view_.tile_size_bytes, thread);
   };
   if (pool != nullptr) {
-    pool->parallel_for(matrix.num_tiles(), pack_tile);
+    pool->parallel_for(num_tiles(), pack_one);
   } else {
-    for (int64_t t = 0; t < matrix.num_tiles(); ++t) pack_tile(t, 0);
+    for (int64_t t = 0; t < num_tiles(); ++t) pack_one(t, 0);
   }
+}
+
+PackedMatrix PackedMatrix::pack(const TensorView& source, PackMode mode, int tile,
+                                ThreadPool* pool) {
+  PackedMatrix matrix;
+  matrix.allocate(source, format_of(source.type, mode), tile);
+  const PackedView& w = matrix.view_;
+  const int num_threads = pool != nullptr ? pool->num_threads() : 1;
+  std::vector<float> scratch(static_cast<size_t>(num_threads * source.num_cols));
+  matrix.for_tiles(pool, [&](int64_t tile_index, uint8_t* tile_data, int thread) {
+    if (is_quantized(w.format)) {
+      pack_quantized_tile(source, w, tile_index, tile_data);
+    } else {
+      pack_float_tile(source, w, tile_index, scratch.data() + thread * source.num_cols, tile_data);
+    }
+  });
+  return matrix;
+}
+
+PackedMatrix PackedMatrix::pack_quantizing(const TensorView& source, Quantize quantize,
+                                           PackMode mode, int tile, ThreadPool* pool,
+                                           QuantizationError* error) {
+  check(source.num_cols % kGroupSize == 0, ErrorKind::kInternal, "rows of ", source.num_cols,
+        " values cannot be quantised in groups of ", kGroupSize);
+  PackedMatrix matrix;
+  matrix.allocate(source, format_of(quantized_type(quantize), mode), tile);
+  const PackedView& w = matrix.view_;
+  const int num_threads = pool != nullptr ? pool->num_threads() : 1;
+  std::vector<QuantizedRow> scratch(num_threads, QuantizedRow(source.num_cols));
+  std::vector<QuantizationError> errors(static_cast<size_t>(source.num_rows));
+  matrix.for_tiles(pool, [&](int64_t tile_index, uint8_t* tile_data, int thread) {
+    std::memset(tile_data, 0, static_cast<size_t>(w.tile_size_bytes));
+    const int64_t begin = tile_index * w.tile, end = std::min(begin + w.tile, source.num_rows);
+    for (int64_t r = begin; r < end; ++r) {
+      if (!scratch[thread].read(source, r, quantize, &errors[r])) continue;
+      scratch[thread].store(w, static_cast<int>(r - begin), tile_data);
+    }
+  });
+  for (const QuantizationError& row : errors) error->add(row);
   return matrix;
 }
 

@@ -7,6 +7,7 @@
 #include "common/thread_pool.h"
 #include "cpu/kernels.h"
 #include "model/ggml_types.h"
+#include "model/quantize.h"
 
 namespace flarecore {
 
@@ -22,7 +23,8 @@ enum class PackMode {
   kQuantized,  // each type keeps its lossless run-time format; F32, F16, BF16 stay what they are
 };
 
-// Owns the packed weights, 64-byte aligned. Copies share them. Packing loses nothing.
+// Owns the packed weights, 64-byte aligned. Copies share them. Packing loses nothing, unless it is
+// told to quantise.
 class PackedMatrix {
  public:
   PackedMatrix() = default;
@@ -31,16 +33,27 @@ class PackedMatrix {
   // Raises ModelFileError if num_cols is not a whole number of the type's blocks or a side is < 1.
   static PackedMatrix pack(const TensorView& source, PackMode mode, int tile, ThreadPool* pool);
 
+  // The same with values of F32, F16 or BF16 quantised first: `mode` kQuantized keeps them in that
+  // format, kFloat32 holds the float32 values that it stands for. num_cols is a multiple of 32.
+  // `error` gets what that changed, summed row by row, whatever the tile and the threads. A row with
+  // a value that no group can hold is left as zeros; the first one is in error->first_bad_row.
+  static PackedMatrix pack_quantizing(const TensorView& source, Quantize quantize, PackMode mode,
+                                      int tile, ThreadPool* pool, QuantizationError* error);
+
   PackedView view() const { return view_; }
   int64_t num_rows() const { return view_.num_rows; }
   int64_t num_cols() const { return view_.num_cols; }
   int64_t num_tiles() const { return (view_.num_rows + view_.tile - 1) / view_.tile; }
   int64_t size_bytes() const { return num_tiles() * view_.tile_size_bytes; }
 
-  // Row `row` in [0, num_rows) as float32 (num_cols): exactly the values of the source tensor.
+  // Row `row` in [0, num_rows) as float32 (num_cols): exactly the values that were packed.
   void dequantize_row(int64_t row, float* out) const;
 
  private:
+  void allocate(const TensorView& source, WeightFormat format, int tile);
+  template <typename F>
+  void for_tiles(ThreadPool* pool, F&& pack_tile);
+
   std::shared_ptr<uint8_t> memory_;
   PackedView view_{WeightFormat::kF32, 0, 0, 1, nullptr, 0};
 };

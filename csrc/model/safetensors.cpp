@@ -27,14 +27,6 @@ int dtype_bits(const std::string& dtype) {
   return found == kBits.end() ? 0 : found->second;
 }
 
-std::string show_shape(const std::vector<int64_t>& shape) {
-  std::ostringstream out;
-  out << '(';
-  for (size_t i = 0; i < shape.size(); ++i) out << (i ? ", " : "") << shape[i];
-  out << ')';
-  return out.str();
-}
-
 // What the header says about a tensor, with its place as `data_offsets`.
 struct Entry {
   std::optional<std::string> dtype;
@@ -80,6 +72,14 @@ std::pair<int64_t, int64_t> sizes_of(const std::vector<int64_t>& shape, int bits
 }
 
 }  // namespace
+
+std::string show_shape(const std::vector<int64_t>& shape) {
+  std::ostringstream out;
+  out << '(';
+  for (size_t i = 0; i < shape.size(); ++i) out << (i ? ", " : "") << shape[i];
+  out << ')';
+  return out.str();
+}
 
 bool SafeTensor::is_float() const { return dtype == "F32" || dtype == "F16" || dtype == "BF16"; }
 

@@ -17,6 +17,9 @@
 
 namespace flarecore {
 
+// "(2, 3)", for messages.
+std::string show_shape(const std::vector<int64_t>& shape);
+
 struct SafeTensor {
   std::string name;
   std::string dtype;           // as in the file: "F32", "BF16", "I64", ...

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from flarecore.bench.runner import Runner, TokenIds, file_format, file_step_bytes
 from flarecore.errors import UnsupportedError
+from flarecore.loop.lineage import common_prefix
 
 __all__ = ["LlamaRunner"]
 
@@ -60,6 +61,7 @@ class LlamaRunner(Runner):
         self._context: Any = None
         self._shape = (0, 0)
         self._contexts: list[list[int]] = []
+        self._text: list[int] = []
         self.weight_bytes = file_step_bytes(str(path))
 
     def set_contexts(self, contexts: Sequence[TokenIds]) -> None:
@@ -112,6 +114,28 @@ class LlamaRunner(Runner):
 
     def greedy_rows(self, token_ids: TokenIds, num_given: int) -> list[int]:
         return [int(row.argmax()) for row in self._rows(token_ids, num_given)]
+
+    def open_text(self, num_tokens: int) -> None:
+        """Room for texts of so many tokens; forgets the one that is there."""
+        self._open(num_tokens, 1)
+        self._contexts, self._text = [], []
+
+    def follow(self, token_ids: TokenIds) -> tuple[int, npt.NDArray[np.float32]]:
+        """Keeps the KV of the longest common prefix with the text before, as its tools do."""
+        # The last token is always computed: its logits are wanted.
+        num_kept = min(common_prefix(self._text, token_ids), len(token_ids) - 1)
+        if not self._llama.llama_memory_seq_rm(self._memory(), 0, num_kept, -1):
+            num_kept = 0
+            self._llama.llama_memory_clear(self._memory(), False)
+        rest = token_ids[num_kept:]
+        rows = self._feed(rest, num_kept, 0, first_logits=len(rest) - 1)
+        self._text = list(token_ids)
+        return len(rest), rows[-1]
+
+    def append(self, token_id: int) -> npt.NDArray[np.float32]:
+        self._decode([(token_id, len(self._text), 0, True)])
+        self._text.append(token_id)
+        return self._logits(0)
 
     def close(self) -> None:
         if self._context is not None:

@@ -28,7 +28,8 @@ def _flarecore(request: dict[str, Any]) -> dict[str, Any]:
     from flarecore.model import Model
 
     imported = time.monotonic()
-    model = Model.load(request["path"], threads=request["threads"])
+    model = Model.load(request["path"], threads=request["threads"],
+                       quantize=request["quantize"])
     engine = Engine(model, compute=request["compute"])
     opened = time.monotonic()
     token_ids = model.tokenizer.encode(request["text"], add_bos=model.tokenizer.adds_bos)

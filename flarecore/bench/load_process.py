@@ -20,7 +20,8 @@ PHASES = ("import_s", "open_s", "first_token_s")
 
 
 def load_once(engine: str, path: Path, token_ids: list[int], threads: int, compute: str,
-              timeout_s: float, *, repack: bool = True) -> dict[str, Any]:
+              timeout_s: float, *, repack: bool = True, quantize: str | None = None
+              ) -> dict[str, Any]:
     """Starts a process that opens the model and decodes one token.
 
     Parameters
@@ -35,6 +36,8 @@ def load_once(engine: str, path: Path, token_ids: list[int], threads: int, compu
     timeout_s : float
     repack : bool
         For llama.cpp, see ``LlamaRunner``.
+    quantize : {"q4", "q8"}, optional
+        For flarecore, see ``Model.load``.
 
     Returns
     -------
@@ -50,7 +53,8 @@ def load_once(engine: str, path: Path, token_ids: list[int], threads: int, compu
         flarecore's own process failed.
     """
     request = json.dumps({"engine": engine, "path": str(path), "token_ids": token_ids,
-                          "text": PROMPT, "threads": threads, "compute": compute, "repack": repack})
+                          "text": PROMPT, "threads": threads, "compute": compute, "repack": repack,
+                          "quantize": quantize})
     # CLOCK_MONOTONIC is one clock for all processes.
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-m", "flarecore.bench.load_child"], input=request,

@@ -68,6 +68,8 @@ def open_peer(name: str, path: Path, threads: int) -> Runner:
         from flarecore.bench.transformers_runner import TransformersRunner
 
         return TransformersRunner(path, threads)
+    if path.is_dir():
+        raise UnsupportedError(f"llama.cpp reads GGUF files, {path} is a directory")
     try:
         importlib.import_module("llama_cpp")
     except (ImportError, OSError, RuntimeError) as error:
@@ -158,6 +160,8 @@ def make_format(path: Path, kind: str, threads: int) -> Path:
     UnsupportedError
         llama.cpp refuses, or the file cannot be written.
     """
+    if path.is_dir():
+        raise UnsupportedError(f"llama.cpp reads GGUF files, {path} is a directory")
     llama = importlib.import_module("llama_cpp")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     target = cache_folder() / f"{digest}-{kind.lower()}.gguf"

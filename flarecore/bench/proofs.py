@@ -59,6 +59,8 @@ def find_reference(path: Path) -> tuple[str, Reference]:
     except (ImportError, UnsupportedError) as error:
         reason = error
     try:
+        if path.is_dir():
+            raise reason
         from flarecore.reference.decoder import ReferenceDecoder
         from flarecore.reference.gguf_weights import load_llama_gguf
 
@@ -78,6 +80,11 @@ def transformers_decoder(path: Path) -> Any:
         A package is missing, or the architecture is not known.
     """
     backend = importlib.import_module("flarecore.reference.transformers_backend")
+    if path.is_dir():
+        torch, transformers = importlib.import_module(
+            "flarecore.reference.transformers_import").import_transformers()
+        return backend.TransformersDecoder(transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager", local_files_only=True).eval())
     if _C.GgufFile(path).metadata.get("general.architecture") != "gemma3":
         return backend.TransformersDecoder(path)
     gemma = importlib.import_module("flarecore.reference.gemma_weights")

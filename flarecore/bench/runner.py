@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import abc
 import itertools
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy.typing as npt
 from flarecore import _C
 from flarecore.bench.proofs import ProofError
 from flarecore.engine import Engine
+from flarecore.errors import UnsupportedError
 from flarecore.model import Model
 
 if TYPE_CHECKING:
@@ -83,6 +86,17 @@ class Runner(abc.ABC):
     def greedy_rows(self, token_ids: TokenIds, num_given: int) -> list[int]:
         """Most probable tokens where :meth:`score` gives the probabilities of the given ones."""
 
+    def follow(self, token_ids: TokenIds) -> tuple[int, npt.NDArray[np.float32]]:
+        """Begins a text: how many of its tokens were computed, and the (V,) logits after it.
+
+        For :mod:`flarecore.bench.loop_engines`, which flarecore itself does not need.
+        """
+        raise UnsupportedError(f"{self.name} does not follow texts")
+
+    def append(self, token_id: int) -> npt.NDArray[np.float32]:
+        """(V,) logits after one more token of the text that :meth:`follow` began."""
+        raise UnsupportedError(f"{self.name} does not follow texts")
+
     @abc.abstractmethod
     def close(self) -> None:
         """Gives memory and threads back. May be repeated."""
@@ -98,7 +112,7 @@ class FlareRunner(Runner):
     """
 
     def __init__(self, model: Model, compute: str = "int8") -> None:
-        self.name = f"flarecore {compute}"
+        self.name = f"flarecore {model.quantize or ''} {compute}".replace("  ", " ")
         self.model = model
         self.compute = compute
         self.engine = Engine(model, compute=compute)
@@ -197,8 +211,16 @@ def file_step_bytes(path: str) -> int:
 
 
 def file_format(path: str) -> str:
-    """The type that most values of a GGUF file's matrices have, such as ``"Q4_1"``."""
+    """The type that most values of a file's matrices have, such as ``"Q4_1"``.
+
+    Of a directory: of its safetensors files.
+    """
     counts: dict[str, int] = {}
+    for shard in sorted(Path(path).glob("*.safetensors")) if os.path.isdir(path) else ():
+        for array in _C.SafetensorsFile(shard).tensors:
+            counts[array.dtype] = counts.get(array.dtype, 0) + array.size_bytes
+    if counts:
+        return max(counts, key=lambda name: counts[name])
     for tensor in _C.GgufFile(path).tensors:
         if len(tensor.shape) > 1 and tensor.name.startswith("blk."):
             counts[tensor.type] = counts.get(tensor.type, 0) + tensor.size_bytes

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from flarecore import _C
 from flarecore.bench.harness import Case, Progress, no_progress
 from flarecore.bench.machine import Machine, describe_machine
@@ -34,7 +37,7 @@ class BenchOptions:
     Attributes
     ----------
     model : str
-        Name or GGUF file.
+        Name, GGUF file or directory of a checkpoint.
     threads : int or None
         None: what the process may use.
     compute : {"int8", "float32"}
@@ -43,6 +46,8 @@ class BenchOptions:
     rounds : int
     text : Path or None
         Text for contexts and perplexity; None: Python's documentation.
+    quantize : {"q4", "q8"} or None
+        How float weights are quantised at load. Peers get the file as it is.
     """
 
     model: str = "smollm2-135m"
@@ -51,6 +56,7 @@ class BenchOptions:
     peers: tuple[str, ...] = ()
     rounds: int = 7
     text: Path | None = None
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         if self.compute not in ("int8", "float32"):
@@ -163,18 +169,21 @@ def open_session(
     """
     steps = 3
     progress("opening and checking", 0, steps)
-    model = Model.load(options.model, threads=options.threads)
+    model = Model.load(options.model, threads=options.threads, quantize=options.quantize)
     text = read_text(options.text)
     text_ids = model.tokenizer.encode(text[:200_000])
     if len(text_ids) < 2:
         raise ConfigError(f"the text has {len(text_ids)} tokens; at least 2 are needed")
+    notes: list[str] = []
+    if model.quantization is not None:
+        notes.append(model.quantization.summary())
     machine = describe_machine(model.num_threads, measure_memory=True)
     own = FlareRunner(model, options.compute)
     progress("opening and checking", 1, steps)
     peers: list[Runner] = []
-    notes: list[str] = []
     if with_peers:
-        peers, notes = open_peers(options.peers, model.path, model.num_threads)
+        peers, remarks = open_peers(options.peers, model.path, model.num_threads)
+        notes += remarks
     session = Session(options, model, own, peers, machine, text_ids,
                       text_name(options.text, text), notes=notes, progress=progress)
     try:
@@ -205,7 +214,8 @@ def _prove(session: Session) -> None:
         expected = exact.score(token_ids, 1)
     finally:
         exact.close()
-    session.proofs.append(prove_close(session.own, expected, token_ids))
+    session.proofs.append(prove_close(session.own, _expected(session, token_ids, expected),
+                                      token_ids))
     for peer in list(session.peers):
         try:
             session.proofs.append(prove_close(peer, expected, token_ids, is_peer=True))
@@ -213,6 +223,20 @@ def _prove(session: Session) -> None:
             session.notes.append(f"{peer.name} is left out: {error}")
             session.peers.remove(peer)
             peer.close()
+
+
+def _expected(session: Session, token_ids: Sequence[int], exact: npt.NDArray[np.float64]
+              ) -> npt.NDArray[np.float64]:
+    """What the measured engine must come close to: `exact`, or that of its quantised weights."""
+    options = session.options
+    if options.quantize is None:
+        return exact
+    runner = FlareRunner(
+        Model.load(options.model, threads=options.threads, quantize=options.quantize), "float32")
+    try:
+        return runner.score(token_ids, 1)
+    finally:
+        runner.close()
 
 
 def _reference(session: Session) -> tuple[str, Reference]:

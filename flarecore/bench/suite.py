@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from flarecore.bench import busy, decode, load, prefill, quality, sampling
+from flarecore.bench import busy, decode, growth, load, loop, prefill, quality, sampling
 from flarecore.bench.harness import Progress, no_progress
 from flarecore.bench.rows import Report
 from flarecore.bench.session import BenchOptions, Session, open_session
@@ -13,7 +13,7 @@ from flarecore.errors import ConfigError
 
 __all__ = ["BENCHMARKS", "SuiteOptions", "run_suite"]
 
-BENCHMARKS = ("decode", "busy", "prefill", "load", "sampling", "quality")
+BENCHMARKS = ("decode", "busy", "prefill", "load", "sampling", "quality", "loop", "growth")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class SuiteOptions:
     load: load.LoadOptions = field(default_factory=load.LoadOptions)
     sampling: sampling.SamplingOptions = field(default_factory=sampling.SamplingOptions)
     quality: quality.QualityOptions = field(default_factory=quality.QualityOptions)
+
+    loop: loop.LoopOptions = field(default_factory=loop.LoopOptions)
+    growth: growth.GrowthOptions = field(default_factory=growth.GrowthOptions)
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.benchmarks if name not in BENCHMARKS]
@@ -57,6 +60,8 @@ def run_suite(
         "load": lambda s: load.measure(s, suite.load),
         "sampling": lambda s: sampling.measure(s, suite.sampling),
         "quality": lambda s: quality.measure(s, suite.quality),
+        "loop": lambda s: loop.measure(s, suite.loop),
+        "growth": lambda s: growth.measure(s, suite.growth),
     }
     # Loading runs in processes of its own and sampling has no peer.
     with_peers = any(name not in ("load", "sampling") for name in suite.benchmarks)

@@ -88,6 +88,13 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     "sampling": (
         _ENGINE, ("µs", _median(1e6)), ("p20–p80", _spread(1e6)),
         ("step", _share("share_of_step", 2)), ("p80", _share("share_p80", 2))),
+    "loop": (
+        _ENGINE, ("ms/sentence", _median(1e3)), ("p20–p80", _spread(1e3)),
+        ("tokens", _value("tokens_per_sentence")), ("prefilled", _value("prefilled_per_token")),
+        ("decoded", _value("decoded_per_token")), _OURS),
+    "growth": (
+        _ENGINE, ("ms", _median(1e3)), ("p20–p80", _spread(1e3)),
+        ("prefilled", _value("num_prefilled", 1, 0))),
     "quality": (
         _ENGINE, ("perplexity", _value("perplexity", 1, 5)), ("loss", _share("loss", 2)),
         ("±", _share("loss_error", 2)), ("|Δp|", _value("mean_probability_difference", 1, 4)),
@@ -103,6 +110,9 @@ _LEGENDS = {
             "without.",
     "sampling": "Time a token. all: confidence, minimum, mask and sentence boundary; step: what "
                 "they add to a plain argmax, as a share of a decode step of this model.",
+    "loop": "Wall time of an accepted sentence, and what it has; tokens prefilled and decoded for "
+            "each token kept. ours: times as long for a sentence as the first row.",
+    "growth": "One retrieval: from found passages to the first token written with them.",
     "quality": "loss: of perplexity against float32, ± its standard error. equal: greedy tokens "
                "behind the exact engine's own; in a row: until the first difference.",
 }

@@ -62,6 +62,7 @@ class TransformersRunner(Runner):
         self._contexts: list[list[int]] = []
         self._context_caches: dict[int, Any] = {}
         self._caches: dict[int, Any] = {}
+        self._text_cache: Any = None
 
     def set_contexts(self, contexts: Sequence[TokenIds]) -> None:
         self._contexts = [list(context) for context in contexts]
@@ -103,8 +104,18 @@ class TransformersRunner(Runner):
         logits, _ = self._forward([list(token_ids[:-1])], None, keep=keep)
         return [int(token) for token in logits[0].argmax(dim=-1)]
 
+    def follow(self, token_ids: TokenIds) -> tuple[int, npt.NDArray[np.float32]]:
+        """Computes the whole text: nothing is kept from one call of ``generate`` to the next."""
+        logits, self._text_cache = self._forward([list(token_ids)], None)
+        return len(token_ids), logits[0, -1].numpy()
+
+    def append(self, token_id: int) -> npt.NDArray[np.float32]:
+        logits, self._text_cache = self._forward([[token_id]], self._text_cache)
+        return np.asarray(logits[0, -1].numpy())
+
     def close(self) -> None:
         self._contexts, self._context_caches, self._caches, self._model = [], {}, {}, None
+        self._text_cache = None
 
     def _cache(self, num_sequences: int) -> Any:
         """The KV of the first contexts without their last token."""

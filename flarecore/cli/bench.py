@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flarecore.cli.options import add_quantize_option
 from flarecore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,19 +24,22 @@ _WHAT = {
     "load": "process start to first token, and memory",
     "sampling": "confidence, minimum, mask and boundary as a share of a decode step",
     "quality": "perplexity and greedy tokens against float32",
+    "loop": "the whole FLARE loop, in our modes and around the peers",
+    "growth": "one retrieval while the answer grows",
     "all": "everything, one after the other",
 }
-_ALL = ("decode", "busy", "prefill", "load", "sampling", "quality")
+_ALL = ("decode", "busy", "prefill", "load", "sampling", "quality", "loop", "growth")
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    """Positive integers from a comma-separated list."""
+def _integers(text: str, at_least: int = 1) -> tuple[int, ...]:
+    """Integers from a comma-separated list."""
     try:
         values = tuple(int(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if not values or min(values) < 1:
-        raise argparse.ArgumentTypeError(f"positive integers with commas between, got {text!r}")
+    if not values or min(values) < at_least:
+        raise argparse.ArgumentTypeError(
+            f"integers >= {at_least} with commas between, got {text!r}")
     return values
 
 
@@ -49,10 +54,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         + "; ".join(f"{name} ({text})" for name, text in _WHAT.items()) + ".")
     parser.add_argument("what", choices=tuple(_WHAT), metavar="BENCHMARK",
                         help="one of: " + ", ".join(_WHAT))
-    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_FILE")
+    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_PATH")
     parser.add_argument("--threads", type=int, metavar="N",
                         help="threads (default: those this process may use)")
     parser.add_argument("--compute", choices=("int8", "float32"), default="int8")
+    add_quantize_option(parser)
     parser.add_argument("--peers", default="all", metavar="LIST",
                         help="llama (the same file and its best formats made from it), llama-f16, "
                         "llama-q8_0, llama-q4_0, transformers; all or none (default: all; what is "
@@ -85,6 +91,16 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument("--vocab-sizes", help="logits of a row, beside the model's own "
                        "(default: 49152,262144)", **lists)
+    group = parser.add_argument_group("loop")
+    group.add_argument("--data", type=Path, metavar="DIR",
+                       help="folder with queries.jsonl and corpus.jsonl (default: the "
+                       "demonstration's)")
+    group.add_argument("--questions", help="questions of a run (default: 8)", **number)
+    group.add_argument("--theta", type=float, metavar="P", help="threshold (default: 0.8)")
+    group = parser.add_argument_group("growth")
+    group.add_argument("--answers", help="tokens of the answer (default: "
+                       "0,500,1000,1500,2000)", metavar="N,N",
+                       type=functools.partial(_integers, at_least=0))
     group = parser.add_argument_group("quality")
     group.add_argument("--max-tokens", help="tokens of the text (default: 20000)", **number)
     group.add_argument("--window", help="tokens of a window (default: 512)", **number)
@@ -94,8 +110,11 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 def _suite(args: argparse.Namespace) -> SuiteOptions:
     """What to run with which sizes. Raises ConfigError for a size out of range."""
     from flarecore.bench.decode import DecodeOptions
+    from flarecore.bench.growth import GrowthOptions
+    from flarecore.bench.loop import LoopOptions
     from flarecore.bench.prefill import PrefillOptions
     from flarecore.bench.quality import QualityOptions
+    from flarecore.bench.questions import QuestionSource
     from flarecore.bench.sampling import SamplingOptions
     from flarecore.bench.suite import SuiteOptions
 
@@ -111,6 +130,9 @@ def _suite(args: argparse.Namespace) -> SuiteOptions:
                                      rows=args.rows, num_tokens=args.tokens)),
         prefill=PrefillOptions(**given(sizes=args.sizes)),
         sampling=SamplingOptions(**given(vocab_sizes=args.vocab_sizes)),
+        loop=LoopOptions(**given(source=args.data and QuestionSource(args.data),
+                                 num_questions=args.questions, theta=args.theta)),
+        growth=GrowthOptions(**given(answer_tokens=args.answers)),
         quality=QualityOptions(**given(max_tokens=args.max_tokens, window=args.window,
                                        prompts=args.prompts)))
 
@@ -125,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
     from flarecore.cli.progress import StageProgress
 
     options = BenchOptions(args.model, args.threads, args.compute, parse_peers(args.peers),
-                           args.rounds, args.text)
+                           args.rounds, args.text, args.quantize)
     suite = _suite(args)
     if args.write is not None and not args.write.absolute().parent.is_dir():
         raise ConfigError(f"--write {args.write}: there is no directory {args.write.parent}")
@@ -158,12 +180,16 @@ def _command(args: argparse.Namespace) -> str:
         parts.append(f"--threads {args.threads}")
     if args.peers != "all":
         parts.append(f"--peers {args.peers}")
+    if args.quantize is not None:
+        parts.append(f"--quantize {args.quantize}")
     if args.text is not None:
         parts.append(f"--text {args.text.name}")
+    if args.data is not None:
+        parts.append(f"--data {args.data.resolve().name}")
     if args.busy:
         parts.append("--busy")
     for name in ("contexts", "sequences", "rows", "tokens", "sizes", "vocab_sizes", "max_tokens",
-                 "window", "prompts"):
+                 "window", "prompts", "questions", "theta", "answers"):
         value = getattr(args, name)
         if value is not None:
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value

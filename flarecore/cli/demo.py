@@ -8,16 +8,16 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flarecore.cli.demo_data import (
+from flarecore.cli.numbers import print_numbers, total
+from flarecore.cli.options import add_engine_options, add_flare_options, flare_config
+from flarecore.cli.trace_output import add_trace_option, check_trace_option, save_traces
+from flarecore.demo_data import (
     QUESTIONS,
     DemoQuestion,
     demo_template,
     load_index,
     own_question,
 )
-from flarecore.cli.numbers import print_numbers, total
-from flarecore.cli.options import add_engine_options, add_flare_options, flare_config
-from flarecore.cli.trace_output import add_trace_option, check_trace_option, save_traces
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="ask this instead of the prepared questions; may be repeated")
     parser.add_argument("--scope", metavar="TEXT",
                         help="text put before every query of --question, such as a name or a year")
-    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_FILE")
+    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_PATH")
     parser.add_argument("--json", action="store_true", help="print one event a line as JSON")
     add_trace_option(parser)
     parser.add_argument("--no-cache", action="store_true",

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flarecore import __version__
-from flarecore.errors import FlarecoreError
+from flarecore.cli.options import add_quantize_option
+from flarecore.errors import ConfigError, FlarecoreError
 
 __all__ = ["Check", "add_parser", "checks", "run"]
 
@@ -24,6 +25,8 @@ _NEEDED = (
     ("hnswlib", "hnswlib"), ("rich", "rich"),
 )
 _EXTRAS = (
+    ("bm25s", "bm25s", "BM25 and hybrid indexes", "pip install 'flarecore[bm25]'"),
+    ("Stemmer", "PyStemmer", "indexes that stem words", "pip install 'flarecore[stemming]'"),
     ("torch", "torch", "the reference and the tests", "pip install 'flarecore[transformers]'"),
     ("transformers", "transformers", "the reference and the tests",
      "pip install 'flarecore[transformers]'"),
@@ -58,12 +61,19 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="show what this installation can do and what was chosen",
         description="Prints versions, CPU level, threads, memory, models and extras, with a hint "
         "for whatever is missing. Exit code 1 if the core cannot work.")
+    parser.add_argument("--model", metavar="NAME_OR_PATH",
+                        help="open this model, too, and say what it is")
+    add_quantize_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
+    if args.quantize is not None and args.model is None:
+        raise ConfigError("--quantize says how to load a model: --model NAME_OR_PATH is missing")
     found = list(checks())
+    if args.model is not None:
+        found += _model(args.model, args.quantize)
     width = max(len(check.name) for check in found)
     marks = {"ok": " ", "missing": "-", "bad": "!"}
     for check in found:
@@ -168,6 +178,22 @@ def _models() -> Iterator[Check]:
             yield Check(name, str(find_model(name)))
         except FlarecoreError:
             yield Check(name, "not installed", "missing", model.pip_command)
+
+
+def _model(name: str, quantize: str | None) -> Iterator[Check]:
+    """One model, opened; with `quantize`, what that changes in each kind of matrix."""
+    from flarecore.model import Model
+
+    try:
+        model = Model.load(name, quantize=quantize)
+        c = model.config
+        yield Check("model", f"{name}: {c.architecture}, {c.num_layers} layers of {c.hidden_size}, "
+                    f"{c.vocab_size} tokens, context {c.context_length}")
+        if model.quantization is not None:
+            for line in model.quantization.lines():
+                yield Check("quantized" if not line.startswith(" ") else "", line.strip())
+    except FlarecoreError as error:
+        yield Check("model", f"{name}: not usable", "bad", str(error))
 
 
 def _gpu() -> Iterator[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
     from flarecore.flare import AnswerStream, Flare
     from flarecore.result import FlareResult
 
-__all__ = ["add_parser", "run"]
+__all__ = ["METHOD_NAMES", "add_parser", "run"]
+
+METHOD_NAMES = (
+    "flare", "no-retrieval", "single-retrieval", "previous-sentence", "previous-window",
+    "next-sentence", "question-decomposition", "flare-instruct", "marker", "token-level")
+"""Names of ``flarecore.methods.METHODS``, here so that help needs no native core."""
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -34,10 +40,17 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="answer a question with a model and an index",
         description="Writes the answer to standard output, sentence by sentence.")
     parser.add_argument("question", metavar="QUESTION", help="'-' reads it from standard input")
-    parser.add_argument("--model", required=True, metavar="NAME_OR_FILE",
-                        help="a name such as smollm2-135m, or a .gguf file")
+    parser.add_argument("--model", required=True, metavar="NAME_OR_PATH",
+                        help="a name such as smollm2-135m, a .gguf file, or a directory with "
+                        "config.json, tokenizer.json and safetensors files")
     parser.add_argument("--index", metavar="INDEX", help="an index made by 'flarecore index'")
     parser.add_argument("--no-retrieval", action="store_true", help="answer without any index")
+    parser.add_argument("--method", choices=METHOD_NAMES, default="flare", metavar="NAME",
+                        help="how the answer is written: FLARE or a baseline, one of "
+                             f"{', '.join(METHOD_NAMES)} (default: flare)")
+    parser.add_argument("--method-option", action="append", default=[], metavar="NAME=JSON",
+                        help="an option that only the method has, such as window_tokens=32; may "
+                             "be repeated")
     parser.add_argument("--scope", metavar="TEXT",
                         help="text put before every query, such as a product or a year")
     parser.add_argument("--filter", metavar="JSON",
@@ -45,6 +58,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--passages", metavar="FILE",
                         help="with --placement parallel: keep encoded passages in this file, for "
                              "instance beside the index; it is made if it is not there")
+    parser.add_argument("-v", "--verbose", action="store_true",
+                        help="say what --quantize changed in the weights")
     add_trace_option(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one event a line as JSON")
@@ -59,16 +74,18 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from flarecore.cli.display import make_console
     from flarecore.cli.session import kept_passages, open_engine
-    from flarecore.flare import Flare
+    from flarecore.methods import make_method
 
-    config = _config(args)
+    config, options = _config(args), _method_options(args.method_option)
     check_trace_option(args)
     question = _question(args.question)
     filter = parse_filter(args.filter)
     notes = make_console(stderr=True)
     index = None if args.index is None else _load_index(args, notes)
     with open_engine(args, notes) as engine, kept_passages(args.passages, engine):
-        flare = Flare(engine, index, config)
+        if args.preset != "default":
+            config = _without_preset_only(args, config, options)
+        flare = make_method(args.method, engine, index, config, **options)
         try:
             with flare.stream(question, scope=args.scope, filter=filter) as events:
                 _print(args, flare, events, question)
@@ -100,15 +117,51 @@ def _tell(result: FlareResult, notes: Console) -> None:
 
 
 def _config(args: argparse.Namespace) -> FlareConfig:
-    if args.index is None and not args.no_retrieval:
+    is_alone = args.method == "no-retrieval"
+    if args.index is None and not args.no_retrieval and not is_alone:
         raise ConfigError("--index INDEX is needed, or --no-retrieval to answer without one")
-    if args.index is not None and args.no_retrieval:
-        raise ConfigError("--index and --no-retrieval exclude each other")
+    if args.index is not None and (args.no_retrieval or is_alone):
+        given = "--method no-retrieval" if is_alone else "--no-retrieval"
+        raise ConfigError(f"--index and {given} exclude each other")
     changes = {"gate": "never"} if args.no_retrieval else {}
     config = flare_config(args, **changes)
     if args.passages is not None and config.placement != "parallel":
         raise ConfigError("--passages goes with --placement parallel")
     return config
+
+
+def _without_preset_only(
+    args: argparse.Namespace, config: FlareConfig, options: dict[str, Any]
+) -> FlareConfig:
+    """The options without those that only the preset sets and the method has no use for.
+
+    Raises
+    ------
+    ConfigError
+        An option that was given itself does not apply.
+    """
+    from flarecore.methods import METHODS
+
+    spec = METHODS[args.method]
+    given = argparse.Namespace(**{**vars(args), "preset": "default"})
+    spec.configured(_config(given), spec.own_options(options))
+    return spec.narrowed(config)
+
+
+def _method_options(given: list[str]) -> dict[str, Any]:
+    """The method's own options: values are JSON, or text where they are none."""
+    options: dict[str, Any] = {}
+    for entry in given:
+        name, equals, value = entry.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name.isidentifier() or name in ("name", "clock", "config"):
+            raise ConfigError(
+                f"--method-option must be NAME=VALUE such as window_tokens=32, got {entry!r}")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
 
 
 def _question(text: str) -> str:
@@ -121,10 +174,10 @@ def _question(text: str) -> str:
 
 def _load_index(args: argparse.Namespace, notes: Console) -> Any:
     from flarecore.cli.progress import waiting
-    from flarecore.retrieval.hnsw import HnswRetriever
+    from flarecore.retrieval.loading import load_index
 
     with waiting(notes, f"loading {args.index}"):
-        return HnswRetriever.load(args.index)
+        return load_index(args.index)
 
 
 def _print(args: argparse.Namespace, flare: Flare, events: AnswerStream, question: str) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from flarecore import __version__
-from flarecore.cli import bench, demo, doctor, generate, index, trace
+from flarecore.cli import bench, demo, doctor, eval, generate, index, trace
 from flarecore.errors import (
     ConfigError,
     ContextOverflowError,
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Answers that look things up while they are written (FLARE), on the CPU.")
     parser.add_argument("--version", action="version", version=f"flarecore {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (demo, generate, index, trace, bench, doctor):
+    for module in (demo, generate, index, trace, eval, bench, doctor):
         module.add_parser(commands, common)
     return parser
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
@@ -15,7 +15,14 @@ from flarecore.rules import DraftRule
 from flarecore.sampling import SamplingParams
 from flarecore.templates import PromptTemplate
 
-__all__ = ["add_engine_options", "add_flare_options", "flare_config", "parse_filter"]
+__all__ = [
+    "add_engine_options",
+    "add_flare_options",
+    "add_quantize_option",
+    "flare_config",
+    "parse_filter",
+    "parse_options",
+]
 
 _FLOAT: dict[str, Any] = {"type": float, "metavar": "X"}
 _INT: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -74,6 +81,8 @@ _RULES = (
     ("must", "must_retrieve", "look up a sentence with {}, however sure the model is"),
     ("never", "never_retrieve", "do not look up a sentence with {}, however unsure the model is"),
 )
+_SWITCH_WORDS = {"true": True, "on": True, "yes": True, "1": True,
+                 "false": False, "off": False, "no": False, "0": False}
 _PRESETS: dict[str, Callable[..., FlareConfig]] = {
     "default": FlareConfig,
     "paper": FlareConfig.paper,
@@ -129,6 +138,13 @@ def add_flare_options(parser: argparse.ArgumentParser, only: tuple[str, ...] | N
         _add(parser.add_argument_group("sampling"), _SAMPLING, SamplingParams(), None)
 
 
+def add_quantize_option(group: argparse._ActionsContainer) -> None:
+    """Adds ``--quantize``."""
+    group.add_argument("--quantize", choices=("q4", "q8"),
+                       help="quantise F32, F16 and BF16 weights at load, to 4 bits (embedding and "
+                       "head: 8) or 8 bits a weight")
+
+
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of model and engine."""
     group = parser.add_argument_group("model")
@@ -136,6 +152,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
                        help="threads (default: those this process may use)")
     group.add_argument("--compute", choices=("int8", "float32"), default="int8",
                        help="arithmetic: quantised, or exact and slower (default: int8)")
+    add_quantize_option(group)
     group.add_argument("--kv-cache-mb", type=int, metavar="N",
                        help="memory for the KV cache (default: a few full contexts)")
 
@@ -184,3 +201,51 @@ def parse_filter(text: str | None) -> dict[str, Any] | None:
         raise ConfigError(
             f"--filter: must be a JSON object such as '{{\"lang\": \"en\"}}', got {text!r:.100}")
     return conditions
+
+
+class _OptionParser(argparse.ArgumentParser):
+    """Raises instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"--set: {message}")
+
+
+def parse_options(
+    settings: Sequence[tuple[str, str]]
+) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Options given as names and texts, read as those of the command line.
+
+    Parameters
+    ----------
+    settings : sequence of (str, str)
+        Names as in :class:`FlareConfig` or of a command-line option, and values; switches take
+        ``true`` or ``false``.
+
+    Returns
+    -------
+    args : argparse.Namespace
+        For :func:`flare_config`.
+    others : dict of str to str
+        Those with other names.
+
+    Raises
+    ------
+    ConfigError
+        A value is wrong.
+    """
+    parser = _OptionParser(add_help=False, allow_abbrev=False)
+    add_flare_options(parser)
+    known = {action.dest: action for action in parser._actions}
+    argv: list[str] = []
+    others: dict[str, str] = {}
+    for name, value in settings:
+        action, flag = known.get(name), f"--{name.replace('_', '-')}"
+        if action is None:
+            others[name] = value
+        elif isinstance(action, argparse.BooleanOptionalAction):
+            if value.lower() not in _SWITCH_WORDS:
+                raise ConfigError(f"--set: {name} must be true or false, got {value!r}")
+            argv.append(flag if _SWITCH_WORDS[value.lower()] else f"--no-{flag[2:]}")
+        else:
+            argv.append(f"{flag}={value}")
+    return parser.parse_args(argv), others

@@ -15,6 +15,10 @@ _SOURCES = {
     "questions": "  (written by the model)",
     "keywords": "  (written by the model)",
     "callable": "  (made by the application)",
+    "previous_sentence": "  (the sentence before)",
+    "previous_window": "  (the tokens before)",
+    "sub_question": "  (asked by the model)",
+    "call": "  (called for by the model)",
 }
 
 

@@ -65,8 +65,11 @@ def open_engine(args: argparse.Namespace, notes: Console) -> Iterator[Engine]:
             progress=lambda stage, done, total: progress(stage, done >> 20, total >> 20),
         )
     with waiting(notes, f"loading {args.model}"):
-        model = Model.load(args.model, threads=args.threads)
+        model = Model.load(args.model, threads=args.threads, quantize=args.quantize)
         engine = Engine(model, compute=args.compute, kv_cache_bytes=size)
+    if model.quantization is not None and getattr(args, "verbose", False):
+        for line in model.quantization.lines():
+            notes.print(line, style="dim", highlight=False)
     try:
         yield engine
     finally:

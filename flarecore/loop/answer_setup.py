@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flarecore.config import FlareConfig
@@ -44,6 +44,9 @@ class AnswerSetup:
         Metadata conditions for every search.
     clock : callable
         Monotonic seconds.
+    method, method_options : str, Mapping
+        Name of the method that writes the answer, and its own options, see
+        :mod:`flarecore.methods`.
     reserved : Reserved or None
         Where passages are attached (placement ``parallel``).
     """
@@ -58,6 +61,8 @@ class AnswerSetup:
     scope: str | None
     filter: Mapping[str, Any] | None
     clock: Callable[[], float]
+    method: str = "flare"
+    method_options: Mapping[str, Any] = field(default_factory=dict)
     reserved: Reserved | None = None
 
     @property

@@ -19,7 +19,7 @@ from flarecore.loop.asking import Asker
 from flarecore.loop.decoding import DecodePass
 from flarecore.loop.effects import Steps
 from flarecore.loop.lineage import Lineages
-from flarecore.loop.prompt import Placed
+from flarecore.loop.prompt import Placed, View
 from flarecore.loop.query import QueryMaker
 from flarecore.loop.recorder import Pass, Recorder, SentenceStep
 from flarecore.loop.revision import Revision
@@ -50,14 +50,14 @@ class AnswerLoop:
             model=setup.engine.model.name, config=setup.config.to_dict(),
             question=setup.prompt.question_text, scope=setup.scope,
             prompt_token_ids=setup.prompt.token_ids, placement=setup.config.placement,
-            clock=setup.clock)
+            clock=setup.clock, method=setup.method, method_options=setup.method_options)
         deadline = Deadline(setup.config.deadline_ms, setup.clock)
         self._lineages = Lineages(setup.engine, setup.reserved)
         self._decode = DecodePass(setup, self._record, deadline, self._lineages)
-        queries = QueryMaker(
+        self._queries = QueryMaker(
             setup.engine.tokenizer, setup.config, setup.prompt.question_text, setup.scope,
             Asker(setup, self._record, deadline, self._lineages))
-        self._searches = Searches(setup, self._record, deadline, queries)
+        self._searches = Searches(setup, self._record, deadline, self._queries)
         self._revision = Revision(setup, self._record, self._decode, self._searches)
         self._answer: list[int] = []
         self._num_new = 0
@@ -124,23 +124,38 @@ class AnswerLoop:
 
     def _write_sentence(self) -> Steps[str | None]:
         """Drafts a sentence, revises it if it is not confident, and ends it."""
-        config = self._config
+        config, cap = self._config, self._max_tokens()
         # The first draft sees the question's passages, as in the paper's figure 1; later ones see
         # passages only in the way of the authors' code.
         sees_last = config.draft_context == "last_evidence" or self._index == 0
-        cap = min(config.max_draft_tokens, config.max_new_tokens - self._num_new)
         view = self._decode.fit(self._placed if sees_last else None, self._answer, cap)
         if view.max_tokens < 1:
             return "context_length"
         if sees_last:
             self._placed = view.placed
-        passage_ids = view.placed.evidence.passage_ids if view.placed else ()
-        yield from self._record.emit(DraftStarted(self._index, len(self._answer), passage_ids))
         is_open = self._record.gate != "never"
         # Where nothing may be searched any more, a draft that stopped would only be written on.
         may_stop = is_open and self._searches.budget_used_up(self._index, 0) is None
-        draft = yield from self._decode.draft(
-            view, self._index, self._text.text, is_tested=is_open, may_stop=may_stop)
+        step = yield from self._begin(view, self._decode.draft(
+            view, self._index, self._text.text, is_tested=is_open, may_stop=may_stop))
+        verdict = "accept"
+        if step.draft.trace.triggered:
+            verdict, self._placed = yield from self._revision.run(
+                step, self._placed, self._answer, self._text.text, cap)
+        if step.current.is_cut and verdict != "stop":
+            step.current = step.completion = yield from self._decode.complete(
+                step, self._text.text)
+        return (yield from self._end_sentence(step, verdict))
+
+    def _max_tokens(self) -> int:
+        """Most tokens of the next sentence."""
+        return min(self._config.max_draft_tokens, self._config.max_new_tokens - self._num_new)
+
+    def _begin(self, view: View, drafting: Steps[Pass]) -> Steps[SentenceStep]:
+        """Writes a draft, and tells of it."""
+        passage_ids = view.placed.evidence.passage_ids if view.placed else ()
+        yield from self._record.emit(DraftStarted(self._index, len(self._answer), passage_ids))
+        draft = yield from drafting
         trace = draft.trace
         self._record.count(num_drafts=1, num_triggers=int(trace.triggered or False))
         step = self._step = SentenceStep(
@@ -148,14 +163,7 @@ class AnswerLoop:
         yield from self._record.emit(DraftFinished(
             self._index, trace.text, trace.token_ids, trace.tokens, trace.probs, trace.low,
             bool(trace.triggered), trace.rule, trace.stop_reason, trace.time_ms))
-        verdict = "accept"
-        if trace.triggered:
-            verdict, self._placed = yield from self._revision.run(
-                step, self._placed, self._answer, self._text.text, cap)
-        if step.current.is_cut and verdict != "stop":
-            step.current = step.completion = yield from self._decode.complete(
-                step, self._text.text)
-        return (yield from self._end_sentence(step, verdict))
+        return step
 
     def _end_sentence(self, step: SentenceStep, verdict: str) -> Steps[str | None]:
         """Accepts the sentence or leaves it out; returns the reason to end the answer, if any."""
@@ -216,9 +224,13 @@ class AnswerLoop:
             return reason
         if self._num_new >= self._config.max_new_tokens:
             return "max_new_tokens"
-        if limit is not None and len(self._record.accepted) >= limit:
+        if limit is not None and self._num_sentences() >= limit:
             return "max_sentences"
         return None
+
+    def _num_sentences(self) -> int:
+        """Sentences that count for ``max_sentences``."""
+        return len(self._record.accepted)
 
     def _joined(self, step: SentenceStep) -> tuple[tuple[int, ...], bytes]:
         """The sentence's ids and bytes as they continue the answer."""

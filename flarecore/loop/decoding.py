@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,12 +82,27 @@ class DecodePass:
             placed = None if fewer is None else Placed(fewer, placed.boundary)
 
     def draft(
-        self, view: View, index: int, answer_text: str, *, is_tested: bool, may_stop: bool
+        self, view: View, index: int, answer_text: str, *, is_tested: bool, may_stop: bool,
+        pass_index: int = 0, **changes: Any,
     ) -> Steps[Pass]:
-        """Writes a sentence; `may_stop` lets it stop at a low token."""
+        """Writes a sentence; `may_stop` lets it stop at a low token.
+
+        `changes` are options of the decode that differ from the answer's.
+        """
         return (yield from self._run(
-            view, phase="draft", pass_index=0, is_tested=is_tested, may_stop=may_stop,
-            index=index, answer_text=answer_text))
+            view, phase="draft", pass_index=pass_index, is_tested=is_tested, may_stop=may_stop,
+            index=index, answer_text=answer_text, changes=changes))
+
+    def nothing(self, view: View, index: int) -> Steps[Pass]:
+        """A pass that writes nothing and costs nothing."""
+        candidate = Candidate("", (), (), (), np.zeros(0, np.float32), "no_evidence", index)
+        ids = () if view.placed is None else view.placed.evidence.passage_ids
+        return Pass(view, candidate, b"", PassTrace(
+            text="", token_ids=(), tokens=(), probs=(), low=(), triggered=None, rule=None,
+            stop_reason=candidate.stop_reason, pass_index=0, passage_ids=ids, num_context=0,
+            num_reused=0, num_prefilled=0, num_decoded=0, num_proposed=0, num_accepted=0,
+            num_encoded=0, time_ms=0.0))
+        yield  # makes this a part of the loop like the others
 
     def regenerate(self, view: View, step: SentenceStep, answer_text: str) -> Steps[Pass]:
         """Writes the step's sentence again; tested only if it could be written once more."""
@@ -122,6 +137,7 @@ class DecodePass:
     def _run(
         self, view: View, *, phase: str, pass_index: int, is_tested: bool, may_stop: bool,
         index: int, answer_text: str, proposal: tuple[int, ...] = (), lookup: tuple[int, ...] = (),
+        changes: Mapping[str, Any] | None = None,
     ) -> Steps[Pass]:
         config = self._config
         options: dict[str, Any] = {
@@ -133,6 +149,7 @@ class DecodePass:
         threshold = stop_below(config) if may_stop else None
         if threshold is not None:
             options |= {"stop_below": threshold, "stop_at_punctuation": config.trigger_punctuation}
+        options |= changes or {}
         on_evidence = view.placed is not None and not self._one_lineage
         self._record.clock.enter(phase)
         try:

@@ -45,6 +45,11 @@ class PromptBuilder:
         self._ids_template = template or PromptTemplate.base(stop=())
         self._pieces = PieceEncoder(tokenizer)
 
+    @property
+    def template(self) -> PromptTemplate:
+        """The template of questions and messages."""
+        return self._template
+
     def build(
         self, prompt: PromptInput, *, question: str | None = None,
         num_head_tokens: int | None = None, vocab_size: int,

@@ -67,6 +67,24 @@ class QueryMaker:
         """The question as a query; None if there is none."""
         return self._finish([self._question or ""], "question", None)
 
+    def from_candidate(self, candidate: Candidate) -> Query | None:
+        """The query for a text of the answer, by the application, or of the text itself."""
+        kind = self._config.query
+        if callable(kind):
+            query = self._finish(_texts(kind(candidate)), "callable", None)
+        else:
+            query = self._from_text(candidate, kind)
+        if query is None and self._config.empty_query == "question":
+            query = self.from_question()
+        return query
+
+    def from_text(self, text: str, source: str) -> Query | None:
+        """A text as a query; where it has no word, what ``empty_query`` says."""
+        query = self._finish([text], source, None)
+        if query is None and self._config.empty_query == "question":
+            query = self.from_question()
+        return query
+
     def from_step(self, step: SentenceStep) -> Steps[Query | None]:
         """The queries for a sentence; None if no word is left and nothing stands in for it.
 

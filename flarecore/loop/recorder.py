@@ -101,7 +101,7 @@ class Recorder:
 
     Parameters
     ----------
-    model, config, question, scope, prompt_token_ids, placement
+    model, config, question, scope, prompt_token_ids, placement, method, method_options
         As in :class:`flarecore.trace.Trace`.
     clock : callable
         Monotonic seconds.
@@ -110,11 +110,13 @@ class Recorder:
     def __init__(
         self, *, model: str, config: Mapping[str, Any], question: str | None, scope: str | None,
         prompt_token_ids: tuple[int, ...], placement: str, clock: Callable[[], float],
+        method: str, method_options: Mapping[str, Any],
     ) -> None:
         self._fixed: dict[str, Any] = {
             "model": model, "config": config, "question": question, "scope": scope,
             "prompt_token_ids": prompt_token_ids, "placement": placement,
-            "is_approximate": placement == "parallel"}
+            "is_approximate": placement == "parallel", "method": method,
+            "method_options": method_options}
         self.clock = PhaseClock(clock)
         self.gate: str | None = None
         self.initial_retrieval: RetrievalTrace | None = None

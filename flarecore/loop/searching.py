@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,11 @@ class Searches:
         self._initial: dict[str, bool] = {}
         self._first: Evidence | None = None
 
+    @property
+    def num_searches(self) -> int:
+        """Searches of the answer so far."""
+        return self._num_searches
+
     def searched_before(self, sentence_index: int) -> dict[str, bool]:
         """Queries that were asked at a sentence's gap before its draft, and their success."""
         return dict(self._initial) if sentence_index == 0 else {}
@@ -75,7 +81,9 @@ class Searches:
         query = self._queries.from_question()
         if query is None:
             return None
-        found = yield from self._search(query, None, None, 0)
+        found = yield from self._search(
+            query, index=0, boundary=0,
+            keep=functools.partial(setattr, self._record, "initial_retrieval"), is_initial=True)
         self._initial = dict.fromkeys(query.texts, found is not None)
         if found is None:
             return None
@@ -110,19 +118,44 @@ class Searches:
             step.unsupported_because = "repeated_query" if had_any else "no_evidence"
             return None
         found = yield from self._search(
-            dataclasses.replace(query, texts=texts), step, previous, len(answer))
+            dataclasses.replace(query, texts=texts), index=step.index, previous=previous,
+            boundary=len(answer), keep=step.retrievals.append, seen=step.current.view.placed)
         step.searched.update(dict.fromkeys(texts, found is not None))
         self._last_index = step.index
         if found is None:
             step.unsupported_because = "no_evidence"
         return found
 
+    def ahead(
+        self, query: Query, index: int, previous: Placed | None, boundary: int,
+        keep: Callable[[RetrievalTrace], None],
+    ) -> Steps[Placed | None]:
+        """Passages for a sentence that is not written yet.
+
+        Parameters
+        ----------
+        query : Query
+            What to search for.
+        index : int
+            The sentence.
+        previous : Placed or None
+            Evidence of the retrieval before.
+        boundary : int
+            Number of answer tokens before the sentence.
+        keep : callable
+            Is given the trace of the search.
+        """
+        self._last_index = index
+        found = yield from self._search(
+            query, index=index, previous=previous, boundary=boundary, keep=keep)
+        return None if found is None else found.placed
+
     def _search(
-        self, query: Query, step: SentenceStep | None, previous: Placed | None, boundary: int
+        self, query: Query, *, index: int, boundary: int, keep: Callable[[RetrievalTrace], None],
+        previous: Placed | None = None, seen: Placed | None = None, is_initial: bool = False,
     ) -> Steps[Found | None]:
-        """Asks the retriever; `step` is None for the initial search."""
+        """Asks the retriever; `seen` is the evidence that the sentence was written with."""
         config, clock, filter = self._config, self._record.clock, self._setup.filter
-        is_initial, index = step is None, 0 if step is None else step.index
         filter_shown = json_value(filter)
         yield from self._record.emit(RetrievalStarted(
             index, is_initial, query.texts, query.source, query.kept, filter_shown, config.k))
@@ -137,15 +170,11 @@ class Searches:
         passages = interleaved(check_results(results, len(query.texts), config.k), config.k)
         evidence = self._setup.maker.make(
             passages, previous.evidence if previous else None, self._num_searches, self._first)
-        seen = None if step is None else step.current.view.placed
         # What is in view already stays where it is: nothing is gained by moving it.
         is_unchanged = evidence is not None and seen is not None \
             and evidence.token_ids == seen.evidence.token_ids
         trace = _trace(query, filter_shown, passages, evidence, is_unchanged, time_ms)
-        if step is None:
-            self._record.initial_retrieval = trace
-        else:
-            step.retrievals.append(trace)
+        keep(trace)
         yield from self._record.emit(RetrievalFinished(
             index, is_initial, query.texts, trace.passages, time_ms))
         if evidence is None:

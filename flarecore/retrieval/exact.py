@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from flarecore.retrieval.filters import compile_filter
+from flarecore.retrieval.index_io import IndexFile, read_index_file
+from flarecore.retrieval.index_sections import (
+    IndexContents,
+    array_bytes,
+    check_encoder,
+    check_kind,
+    encoder_header,
+    passage_lines,
+    read_flag,
+    read_store,
+)
+from flarecore.retrieval.locks import ReadWriteLock
 from flarecore.retrieval.passage import (
     Filter,
     Passage,
@@ -14,57 +28,86 @@ from flarecore.retrieval.passage import (
 )
 from flarecore.retrieval.ranking import exact_top_k
 from flarecore.retrieval.store import PassageStore, StoreOptions, embed, embed_passages
+from flarecore.retrieval.stored import StoredRetriever
 
 __all__ = ["ExactRetriever"]
 
+_KIND = "exact"
 
-class ExactRetriever:
+
+class ExactRetriever(StoredRetriever):
     """Cosine similarity against every passage.
-
-    Not for concurrent ``add``: serialise it against ``search`` yourself.
 
     Parameters
     ----------
     encoder : TextEncoder
     passages : iterable of Passage
     title_in_text : bool
-        Embed the title with the text.
+        Embed "title, newline, text" instead of the text alone.
+    batch_size : int
+        Texts per call of the encoder.
     progress : callable, optional
         ``progress("embed", done, total)``.
 
     Raises
     ------
     ConfigError
-        A passage cannot be stored; see ``PassageStore.check_new``.
+        A passage cannot be stored; see ``PassageTable.check_new``.
     RetrievalError
         The encoder failed.
     """
 
     def __init__(
         self, encoder: TextEncoder, passages: Iterable[Passage] = (), *,
-        title_in_text: bool = True, progress: Progress | None = None
+        title_in_text: bool = True, batch_size: int = 64, progress: Progress | None = None
     ) -> None:
+        super().__init__()
         self._encoder = encoder
-        self._options = StoreOptions(title_in_text=title_in_text)
+        self._options = StoreOptions(title_in_text=title_in_text, batch_size=batch_size)
         self._store = PassageStore(encoder.dim)
+        self._lock = ReadWriteLock()
         self.add(passages, progress=progress)
 
-    def __len__(self) -> int:
-        return len(self._store)
+    @classmethod
+    def build(
+        cls, passages: Iterable[Passage], encoder: TextEncoder, *, title_in_text: bool = True,
+        batch_size: int = 64, progress: Progress | None = None
+    ) -> ExactRetriever:
+        """The constructor with the arguments in the order of the other retrievers' ``build``."""
+        return cls(encoder, passages, title_in_text=title_in_text, batch_size=batch_size,
+                   progress=progress)
 
-    def add(self, passages: Iterable[Passage], *, progress: Progress | None = None) -> None:
-        """Adds passages; a failed call adds none. Raises what the constructor raises."""
-        new = self._store.check_new(passages)
-        self._store.append(new, embed_passages(self._encoder, new, self._options, progress))
+    @property
+    def encoder(self) -> TextEncoder:
+        """The encoder of passages and queries."""
+        return self._encoder
 
-    def check_filter(self, filter: Filter | None) -> None:
-        """Raises ConfigError for a filter that :meth:`search` would refuse."""
-        compile_filter(filter)
+    @property
+    def passages(self) -> Sequence[Passage]:
+        """The passages in the order they were added; do not change."""
+        return self._store.passages
+
+    @contextmanager
+    def staged_add(
+        self, passages: Iterable[Passage], progress: Progress | None = None
+    ) -> Iterator[Callable[[], None]]:
+        """See ``StoredRetriever.staged_add``."""
+        with self._writer:
+            new = self._store.check_new(passages)
+            vectors = embed_passages(self._encoder, new, self._options, progress)
+
+            def commit() -> None:
+                with self._lock.write():
+                    self._store.append_embedded(new, vectors)
+
+            yield commit
 
     def search(
         self, queries: Sequence[str], k: int, filter: Filter | None = None
     ) -> list[list[Passage]]:
         """The `k` most similar passages that meet the filter, for each query, best first.
+
+        ``score`` is the cosine similarity; equal scores keep the order the passages were added in.
 
         Raises
         ------
@@ -74,7 +117,51 @@ class ExactRetriever:
             The encoder failed.
         """
         texts = check_search_arguments(queries, k)
-        allowed = self._store.allowed(compile_filter(filter))
+        compiled = compile_filter(filter)
         vectors = embed(self._encoder, texts, self._options.batch_size)
-        return [self._store.results(rows, scores)
-                for rows, scores in exact_top_k(self._store.vectors, vectors, k, allowed)]
+        with self._lock.read():
+            found = exact_top_k(
+                self._store.vectors, vectors, int(k), self._store.allowed(compiled))
+            return [self._store.results(rows, scores) for rows, scores in found]
+
+    def contents(self) -> IndexContents:
+        """See ``StoredRetriever.contents``."""
+        header = {
+            "kind": _KIND,
+            "count": len(self._store),
+            "dim": self._store.dim,
+            "encoder": encoder_header(self._encoder),
+            "title_in_text": self._options.title_in_text,
+        }
+        return IndexContents(header, {
+            "passages": passage_lines(self._store.passages),
+            "vectors": [array_bytes(self._store.vectors.astype("<f4", copy=False))],
+        })
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], encoder: TextEncoder | None = None
+    ) -> ExactRetriever:
+        """The index that :meth:`save` wrote.
+
+        Parameters
+        ----------
+        path : path
+        encoder : TextEncoder, optional
+            The encoder the index was built with; loaded by its stored name if None.
+
+        Raises
+        ------
+        IndexFileError
+            Missing, damaged, hostile, of another version, or built with another encoder.
+        """
+        return cls.from_file(read_index_file(path), encoder)
+
+    @classmethod
+    def from_file(cls, file: IndexFile, encoder: TextEncoder | None) -> ExactRetriever:
+        """As :meth:`load`, of a file that was read."""
+        check_kind(file, _KIND)
+        encoder = check_encoder(file, encoder)
+        retriever = cls(encoder, title_in_text=read_flag(file, "title_in_text"))
+        retriever._store = read_store(file, encoder)
+        return retriever

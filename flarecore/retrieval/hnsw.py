@@ -11,14 +11,17 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from flarecore.retrieval.filters import compile_filter
 from flarecore.retrieval.graph import GraphParams, HnswGraph
-from flarecore.retrieval.hnsw_file import IndexParts, load_parts, save_parts
+from flarecore.retrieval.hnsw_file import IndexParts, hnsw_contents, parts_from_file
+from flarecore.retrieval.index_io import IndexFile, read_index_file
+from flarecore.retrieval.index_sections import IndexContents
 from flarecore.retrieval.locks import ReadWriteLock
 from flarecore.retrieval.passage import (
     Filter,
@@ -35,6 +38,7 @@ from flarecore.retrieval.ranking import (
     rank_candidates,
 )
 from flarecore.retrieval.store import PassageStore, StoreOptions, embed, embed_passages, int_in
+from flarecore.retrieval.stored import StoredRetriever
 
 __all__ = ["HnswRetriever", "SearchStats"]
 
@@ -51,7 +55,7 @@ class SearchStats:
     num_exact: int = 0
 
 
-class HnswRetriever:
+class HnswRetriever(StoredRetriever):
     """Passages, their vectors and an HNSW graph. Made by :meth:`build` or :meth:`load`.
 
     Safe to share between threads: searches run together, also while another thread adds.
@@ -60,9 +64,9 @@ class HnswRetriever:
     """
 
     def __init__(self, parts: IndexParts) -> None:
+        super().__init__()
         self._parts = parts
         self._lock = ReadWriteLock()  # passages and graph: _parts
-        self._writer = threading.Lock()  # one add or save at a time
         self._stats = SearchStats()
         self._stats_lock = threading.Lock()
 
@@ -125,25 +129,30 @@ class HnswRetriever:
         with self._stats_lock:
             return SearchStats(self._stats.num_graph, self._stats.num_exact)
 
-    def add(self, passages: Iterable[Passage], *, progress: Progress | None = None) -> None:
-        """Adds passages; a failed call adds none. Searches go on meanwhile.
+    @property
+    def passages(self) -> Sequence[Passage]:
+        """The passages in the order they were added; do not change."""
+        return self._parts.store.passages
+
+    @contextmanager
+    def staged_add(
+        self, passages: Iterable[Passage], progress: Progress | None = None
+    ) -> Iterator[Callable[[], None]]:
+        """See ``StoredRetriever.staged_add``.
 
         From the stage "graph" on the passages are in: if `progress` raises then, the graph is
         finished by the next ``add``, and until then the missing rows are searched exactly.
-
-        Raises
-        ------
-        ConfigError
-            A passage cannot be stored, or its id is taken.
-        RetrievalError
-            The encoder failed.
         """
         with self._writer:
             new = self._parts.store.check_new(passages)
             vectors = embed_passages(self._parts.encoder, new, self._parts.options, progress)
-            with self._lock.write():
-                self._parts.store.append(new, vectors)
-            self._grow_graph(progress)
+
+            def commit() -> None:
+                with self._lock.write():
+                    self._parts.store.append_embedded(new, vectors)
+                self._grow_graph(progress)
+
+            yield commit
 
     def _grow_graph(self, progress: Progress | None) -> None:
         """Lets the graph catch up with the vectors; may stop anywhere and go on later."""
@@ -163,16 +172,12 @@ class HnswRetriever:
                     parts.graph = None
                     warnings.warn(
                         f"the HNSW graph could not grow to {total} passages ({error}); searches "
-                        "are exact until the next add", RuntimeWarning, stacklevel=3)
+                        "are exact until the next add", RuntimeWarning, stacklevel=4)
                     return
                 parts.graph = graph
             begin = end
             if progress is not None:
                 progress("graph", end, total)
-
-    def check_filter(self, filter: Filter | None) -> None:
-        """Raises ConfigError for a filter that :meth:`search` would refuse."""
-        compile_filter(filter)
 
     def search(
         self, queries: Sequence[str], k: int, filter: Filter | None = None
@@ -255,18 +260,9 @@ class HnswRetriever:
             self._stats.num_graph += num_graph
             self._stats.num_exact += num_exact
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the index to one file, in one step: a crash leaves the old file or the new one.
-
-        Waits for a running ``add``; searches go on.
-
-        Raises
-        ------
-        IndexFileError
-            The file cannot be written.
-        """
-        with self._writer:
-            save_parts(path, self._parts)
+    def contents(self) -> IndexContents:
+        """See ``StoredRetriever.contents``."""
+        return hnsw_contents(self._parts)
 
     @classmethod
     def load(
@@ -292,7 +288,14 @@ class HnswRetriever:
         """
         if ef_search is not None:
             int_in("ef_search", ef_search, 1, 1 << 16)
-        retriever = cls(load_parts(path, encoder, ef_search))
+        return cls.from_file(read_index_file(path), encoder, ef_search)
+
+    @classmethod
+    def from_file(
+        cls, file: IndexFile, encoder: TextEncoder | None, ef_search: int | None = None
+    ) -> HnswRetriever:
+        """As :meth:`load`, of a file that was read."""
+        retriever = cls(parts_from_file(file, encoder, ef_search))
         retriever._grow_graph(None)
         return retriever
 

@@ -27,8 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flarecore.errors import IndexFileError
+from flarecore.retrieval.passage import Passage
 
-__all__ = ["FORMAT_VERSION", "IndexFile", "read_index_file", "write_index_file"]
+__all__ = ["FORMAT_VERSION", "IndexFile", "index_info", "read_index_file", "write_index_file"]
 
 FORMAT_VERSION = 1
 
@@ -50,12 +51,21 @@ class IndexFile:
         As given to :func:`write_index_file`.
     sections : dict of str to (size_bytes,) uint8
         Empty if only the header was read.
+    passages : list of Passage or None
+        Those of a part of an index whose passages were read once for all parts.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], sections: dict[str, ByteArray]) -> None:
         self.path = path
         self.header = header
         self.sections = sections
+        self.passages: list[Passage] | None = None
+
+    def part(self, header: dict[str, Any], prefix: str) -> IndexFile:
+        """An index inside this one, whose sections have names that begin with `prefix`."""
+        return IndexFile(self.path, header, {
+            name[len(prefix):]: data for name, data in self.sections.items()
+            if name.startswith(prefix)})
 
     def section(self, name: str, size_bytes: int | None = None) -> ByteArray:
         """A section, once it is known to be there and to have that size."""
@@ -76,6 +86,25 @@ class IndexFile:
                 f"{self.path}: header field {name!r} must be an integer from {low} to {high}, got "
                 f"{value!r}")
         return value
+
+
+def index_info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The header of an index without its contents.
+
+    Returns
+    -------
+    dict
+        ``kind`` ("hnsw", "exact", "bm25" or "hybrid"), ``count`` (passages) and what belongs to the
+        kind: ``dim`` and ``encoder`` (``name``, ``fingerprint``) of vectors, ``m``,
+        ``ef_construction``, ``ef_search``, ``seed`` and ``graph_rows`` of a graph, ``analyser``,
+        ``k1`` and ``b`` of BM25, ``parts`` of a hybrid.
+
+    Raises
+    ------
+    IndexFileError
+        Missing, of another kind or version, or a damaged header.
+    """
+    return read_index_file(path, header_only=True).header
 
 
 def write_index_file(

@@ -11,7 +11,7 @@ from flarecore.errors import ConfigError, ModelFileError
 from flarecore.tokenizer.pretokenizers import BYTE_ALPHABET, PreTokenizer
 from flarecore.tokenizer.vocabulary import NORMAL, USER_DEFINED, Vocabulary
 
-__all__ = ["ByteLevelBpe", "why_no_text"]
+__all__ = ["ByteLevelBpe", "spell", "why_no_text"]
 
 
 class ByteLevelBpe:
@@ -49,7 +49,7 @@ class ByteLevelBpe:
         from tokenizers import Tokenizer
         from tokenizers.normalizers import NFC
 
-        self.token_table, spelled = _spell(vocabulary)
+        self.token_table, spelled = spell(vocabulary)
         for i in special_ids:
             self.token_table[i] = _raw(vocabulary.tokens[i])
         vocab = _reachable(vocabulary, special_ids, spelled)
@@ -58,8 +58,8 @@ class ByteLevelBpe:
         if pre.nfc:
             self._tokenizer.normalizer = NFC()
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text.
+    def encode(self, text: str, at_start: bool = True) -> list[int]:
+        """Token ids of plain text, wherever it stands.
 
         A byte that no token of the vocabulary covers is dropped, as in every implementation of
         these vocabularies: SmolLM2's lacks six control characters and a few lead bytes.
@@ -83,7 +83,7 @@ def _raw(token: str) -> bytes:
     return token.encode("utf-8", "surrogateescape")
 
 
-def _spell(vocabulary: Vocabulary) -> tuple[list[bytes], npt.NDArray[np.bool_]]:
+def spell(vocabulary: Vocabulary) -> tuple[list[bytes], npt.NDArray[np.bool_]]:
     """Bytes of every token, and whether it is a normal or user-defined one in the byte alphabet.
 
     All tokens are looked up in one go: a vocabulary has up to 262,144 of them.

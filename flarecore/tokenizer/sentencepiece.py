@@ -86,8 +86,8 @@ class SentencePieceBpe:
         )
         self.token_table: list[bytes] = self._native.token_table()
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text. Raises ConfigError for a lone surrogate."""
+    def encode(self, text: str, at_start: bool = True) -> list[int]:
+        """Token ids of plain text, wherever it stands. Raises ConfigError for a lone surrogate."""
         try:
             ids: list[int] = self._native.encode(text.encode("utf-8"))
         except UnicodeEncodeError as error:

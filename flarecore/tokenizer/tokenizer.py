@@ -1,66 +1,27 @@
-"""Text to token ids and back, built from the metadata of a GGUF file."""
+"""Text to token ids and back, built from the files of a model."""
 
 from __future__ import annotations
 
 import operator
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from flarecore.errors import ConfigError, ModelFileError, UnsupportedError
-from flarecore.tokenizer.byte_level_bpe import ByteLevelBpe
+from flarecore.errors import ConfigError
 from flarecore.tokenizer.chat_template import ChatTemplate, plain_messages
-from flarecore.tokenizer.pretokenizers import find_pretokenizer
-from flarecore.tokenizer.sentencepiece import SentencePieceBpe
+from flarecore.tokenizer.literals import Literals
+from flarecore.tokenizer.parts import TokenizerParts, gguf_parts
 from flarecore.tokenizer.special_mask import SpecialMask, strings_of
-from flarecore.tokenizer.vocabulary import USER_DEFINED, Vocabulary
 
 __all__ = ["Tokenizer"]
-
-
-class _TextEncoder(Protocol):
-    """What a kind of ``tokenizer.ggml.model`` brings: bytes of every id, and text to ids."""
-
-    token_table: list[bytes]
-    finds_added: bool  # text keeps its user-defined tokens: encode() finds them itself
-
-    def encode(self, text: str) -> list[int]: ...
-
-
-def _byte_level_bpe(
-    vocabulary: Vocabulary,
-    special_ids: frozenset[int],
-    metadata: Mapping[str, Any],
-    pre: str | None,
-) -> tuple[_TextEncoder, bool]:
-    """The encoder, and whether prompts begin with BOS if the file does not say."""
-    found = find_pretokenizer(pre if pre is not None else metadata.get("tokenizer.ggml.pre"))
-    return ByteLevelBpe(vocabulary, special_ids, found), found.adds_bos
-
-
-def _sentencepiece_bpe(
-    vocabulary: Vocabulary,
-    special_ids: frozenset[int],
-    metadata: Mapping[str, Any],
-    pre: str | None,
-) -> tuple[_TextEncoder, bool]:
-    """The same. There is no pre-tokeniser to choose; models of this kind expect BOS."""
-    return SentencePieceBpe(vocabulary, special_ids, metadata), True
-
-
-# tokenizer.ggml.model -> builder.
-_BUILDERS: Mapping[str, Callable[..., tuple[_TextEncoder, bool]]] = {
-    "gpt2": _byte_level_bpe,
-    "llama": _sentencepiece_bpe,
-}
 
 
 class Tokenizer:
     """Token ids, bytes and text of one model.
 
-    Make one with :meth:`from_gguf` or :meth:`from_metadata`. Thread-safe: nothing changes after
-    construction.
+    Make one with :meth:`from_gguf`, :meth:`from_metadata` or :meth:`from_directory`. Thread-safe:
+    nothing changes after construction.
 
     Attributes
     ----------
@@ -73,44 +34,31 @@ class Tokenizer:
     special_token_ids : frozenset of int
         Tokens that stand for no text. Text yields them only with ``parse_special=True``.
     adds_bos : bool
-        The model expects prompts to begin with BOS (``tokenizer.ggml.add_bos_token``).
+        The model expects prompts to begin with BOS.
     chat_template : str or None
         Source of the model's chat template.
     token_table : list of bytes, (vocab_size,)
         Exact bytes of every id; a special token's are its text.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, metadata: Mapping[str, Any], pre: str | None = None
-    ) -> None:
-        special = vocabulary.special_ids()
-        model = metadata.get("tokenizer.ggml.model")
-        if not isinstance(model, str) or model not in _BUILDERS:
-            raise UnsupportedError(
-                f"the tokeniser {model!r} (tokenizer.ggml.model) is not supported; supported: "
-                + ", ".join(_BUILDERS)
-            )
-        self._encoder, adds_bos = _BUILDERS[model](vocabulary, special, metadata, pre)
-        self.token_table = self._encoder.token_table
-        self.vocab_size = len(vocabulary.tokens)
-        self.special_token_ids = special
-        self.eos_token_ids = vocabulary.end_ids(special)
-        self.bos_token_id = vocabulary.declared.get("bos")
-        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", adds_bos)
-        if not isinstance(adds_bos, bool):
-            raise ModelFileError(f"tokenizer.ggml.add_bos_token must be a bool, it is {adds_bos!r}")
-        self.adds_bos = adds_bos and self.bos_token_id is not None
-        self.chat_template = metadata.get("tokenizer.chat_template")
-        if self.chat_template is not None and not isinstance(self.chat_template, str):
-            raise ModelFileError("tokenizer.chat_template must be a string")
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._encoder = parts.encoder
+        self.token_table = parts.encoder.token_table
+        self.vocab_size = len(self.token_table)
+        self.special_token_ids = parts.special_ids
+        self.eos_token_ids = parts.end_ids
+        self.bos_token_id = parts.bos_id
+        self.adds_bos = parts.adds_bos and parts.bos_id is not None
+        self.chat_template = parts.chat_template
         self._template: ChatTemplate | None = None
-        self._set_literals(vocabulary)
         self._template_tokens = {
-            f"{short}_token": self._text(vocabulary.declared[name])
-            for name, short in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"),
-                                ("padding", "pad"), ("seperator", "sep"), ("mask", "mask"))
-            if name in vocabulary.declared
-        }  # fmt: skip
+            f"{name}_token": self._text(i) for name, i in parts.template_ids.items()
+        }
+        special = {self._text(i): i for i in sorted(parts.special_ids)}
+        added = {self._text(i): i for i in parts.added_ids}
+        self._special_texts = tuple(text for text in special if text)
+        self._added = Literals({t: i for t, i in added.items() if t not in special})
+        self._special_or_added = Literals(added | special, parts.strips_left, parts.strips_right)
 
     @classmethod
     def from_gguf(cls, source: Any, *, pre: str | None = None) -> Tokenizer:
@@ -139,7 +87,41 @@ class Tokenizer:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], *, pre: str | None = None) -> Tokenizer:
         """The same from the metadata alone: ``tokenizer.*`` keys and their values."""
-        return cls(Vocabulary.from_metadata(metadata), metadata, pre)
+        return cls(gguf_parts(metadata, pre))
+
+    @classmethod
+    def from_directory(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        vocab_size: int | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> Tokenizer:
+        """The tokeniser of a checkpoint in the Hugging Face format.
+
+        Reads ``tokenizer.json`` (BPE, byte-level or with byte fallback) and, where they are there,
+        ``tokenizer_config.json``, ``generation_config.json`` and ``chat_template.jinja``.
+
+        Parameters
+        ----------
+        directory : str or path-like
+            Where the files lie.
+        vocab_size : int, optional
+            Rows of the model's embedding. Ids that the tokeniser does not name are tokens without
+            text; added tokens beyond it are left out. None takes what the tokeniser names.
+        config : mapping, optional
+            The model's ``config.json``, for the ids of its first and last tokens.
+
+        Raises
+        ------
+        ModelFileError
+            A file is missing or damaged, or ids and `vocab_size` do not fit.
+        UnsupportedError
+            The tokeniser is of another kind.
+        """
+        from flarecore.tokenizer.hugging_face import checkpoint_parts
+
+        return cls(checkpoint_parts(Path(directory), vocab_size, config or {}))
 
     # Text and bytes
 
@@ -165,9 +147,16 @@ class Tokenizer:
             raise ConfigError(f"text must be a str, got {type(text).__name__}")
         ids = [self.bos_token_id] if add_bos and self.bos_token_id is not None else []
         literals = self._special_or_added if parse_special else self._added
-        for piece in literals.split(text):
-            ids.extend([piece] if isinstance(piece, int) else self._encoder.encode(piece))
+        ids.extend(self._encode_pieces(literals.split(text)))
         return ids
+
+    def _encode_pieces(self, pieces: Iterable[str | int], at_start: bool = True) -> Iterator[int]:
+        """Ids of pieces; `at_start`: they begin the whole text."""
+        for number, piece in enumerate(pieces):
+            if isinstance(piece, int):
+                yield piece
+            else:
+                yield from self._encoder.encode(piece, at_start and number == 0)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Exact bytes of one token, which need not be whole characters. Raises ConfigError."""
@@ -232,15 +221,19 @@ class Tokenizer:
         mask = SpecialMask(self._special_texts, [text, *strings_of(plain)])
         masked = mask.render(plain, text, render)
         ids: list[int] = []
-        for piece in self._special_or_added.split(masked):
-            ids.extend([piece] if isinstance(piece, int) else self.encode(mask.restore(piece)))
+        for number, piece in enumerate(self._special_or_added.split(masked)):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                parts = self._added.split(mask.restore(piece))
+                ids.extend(self._encode_pieces(parts, at_start=number == 0))
         return ids
 
     def _chat(self) -> ChatTemplate:
         if self.chat_template is None:
             raise ConfigError(
-                "the model file has no chat template (tokenizer.chat_template); pass text or "
-                "token ids instead of messages"
+                "the model has no chat template (tokenizer.chat_template in a GGUF file); pass "
+                "text or token ids instead of messages"
             )
         if self._template is None:
             self._template = ChatTemplate(self.chat_template, self._template_tokens)
@@ -263,46 +256,3 @@ class Tokenizer:
             return self.token_table[token_id].decode("utf-8")
         except UnicodeDecodeError:
             return ""
-
-    def _set_literals(self, vocabulary: Vocabulary) -> None:
-        special = {self._text(i): i for i in sorted(self.special_token_ids)}
-        added: dict[str, int] = {}
-        if not self._encoder.finds_added:
-            added = {self._text(i): i for i in vocabulary.ids_of(USER_DEFINED)}
-        self._special_texts = tuple(text for text in special if text)
-        self._added = _Literals({t: i for t, i in added.items() if t not in special})
-        self._special_or_added = _Literals(added | special)
-
-
-class _Literals:
-    """Token texts that are found in a text as they stand: leftmost, then longest.
-
-    Candidates are found by their first character, then looked up: one regular expression of all
-    texts would take a third of a second to compile for Gemma's 6,249.
-    """
-
-    def __init__(self, ids: Mapping[str, int]) -> None:
-        self._ids = {text: i for text, i in ids.items() if text}
-        sizes: dict[str, set[int]] = {}
-        for text in self._ids:
-            sizes.setdefault(text[0], set()).add(len(text))
-        self._sizes = {first: sorted(found, reverse=True) for first, found in sizes.items()}
-        firsts = "".join(map(re.escape, sorted(sizes)))
-        self._first = re.compile(f"[{firsts}]") if firsts else None
-
-    def split(self, text: str) -> Iterator[str | int]:
-        """The pieces of ``text`` in order: ids where a token stands, non-empty text between."""
-        begin = 0
-        for match in self._first.finditer(text) if self._first else ():
-            at = match.start()
-            if at >= begin and (found := self._longest_at(text, at)):
-                if at > begin:
-                    yield text[begin:at]
-                yield self._ids[found]
-                begin = at + len(found)
-        if begin < len(text):
-            yield text[begin:]
-
-    def _longest_at(self, text: str, at: int) -> str:
-        parts = (text[at : at + size] for size in self._sizes[text[at]])
-        return next((part for part in parts if part in self._ids), "")

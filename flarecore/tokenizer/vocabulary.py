@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from flarecore.errors import ModelFileError
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Vocabulary"]
+__all__ = [
+    "BYTE", "CONTROL", "END_TEXTS", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Vocabulary",
+]  # fmt: skip
 
 # Values of tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -20,7 +22,7 @@ _DECLARED = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mas
 _END_KEYS = ("eos", "eot", "eom")
 # Control tokens of these names end an answer even if no key declares them: chat models often
 # declare only one of several.
-_END_TEXTS = frozenset(
+END_TEXTS = frozenset(
     ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
      "<end_of_turn>", "<|return|>", "<EOT>", "_<EOT>")
 )  # fmt: skip
@@ -88,7 +90,7 @@ class Vocabulary:
     def end_ids(self, special: frozenset[int]) -> frozenset[int]:
         """Tokens that end an answer: eos, eot, eom, and special tokens with a name that says so."""
         ends = {self.declared[n] for n in _END_KEYS if n in self.declared}
-        return frozenset(ends | {i for i in special if self.tokens[i] in _END_TEXTS})
+        return frozenset(ends | {i for i in special if self.tokens[i] in END_TEXTS})
 
     def ids_of(self, *types: int) -> Iterator[int]:
         return iter(np.flatnonzero(np.isin(self.types, types)).tolist())

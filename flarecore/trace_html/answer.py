@@ -59,6 +59,10 @@ def answer_body(trace: Trace, anchor: str) -> Markup:
 def _facts(trace: Trace, settings: Settings) -> Markup:
     """Model and rules in one line."""
     parts = [("model", trace.model)]
+    if trace.method != "flare":
+        parts.append(("method", trace.method))
+        parts += [(name, shown_value(value)) for name, value in trace.method_options.items()
+                  if value is not None]
     parts += [(sign, f"{value:g}") for sign, value in
               (("θ", settings.theta), ("β", settings.beta)) if value is not None]
     parts.append(("placement", placement_words(trace.placement, trace.is_approximate)))

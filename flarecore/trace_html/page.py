@@ -16,7 +16,7 @@ from flarecore.trace_html.bars import count, seconds
 from flarecore.trace_html.facts import shown_value
 from flarecore.trace_html.markup import Markup, join, language, raw, tag
 
-__all__ = ["trace_page"]
+__all__ = ["asset", "document", "trace_page"]
 
 _DATA = Path(__file__).resolve().parent.parent / "data" / "trace"
 # Hatches keep the parts of a bar apart where colours do not.
@@ -50,15 +50,30 @@ def trace_page(traces: Sequence[Trace]) -> str:
         raise ConfigError("a page needs at least one trace, got none")
     try:
         title, main = _content(traces)
-        head = _head(title)
+        page = document(f"{title} · FLARE trace", asset("page.css"), asset("page.js"),
+                        _patterns(), tag("main", main))
     except RecursionError:
         # Only a filter or an option can be nested at all.
         raise ConfigError("a filter or an option is nested too deeply to be shown") from None
+    return page
+
+
+def document(title: str, style: str, script: str, *body: Markup) -> str:
+    """A self-contained page: its policy lets nothing load or run but what is given here.
+
+    Parameters
+    ----------
+    title : str
+        Of the window.
+    style, script : str
+        Of our own files; an empty script is left out.
+    body : Markup
+        What it shows; a footer is added.
+    """
     return "<!DOCTYPE html>\n" + tag(
-        "html", head, tag(
-            "body", _patterns(), tag("main", main),
-            tag("footer", "Written by flarecore ", __version__, "."),
-            tag("script", raw(asset("page.js")))), lang="en") + "\n"
+        "html", _head(title, style, script), tag(
+            "body", body, tag("footer", "Written by flarecore ", __version__, "."),
+            tag("script", raw(script)) if script else None), lang="en") + "\n"
 
 
 def _content(traces: Sequence[Trace]) -> tuple[str, Markup]:
@@ -83,11 +98,11 @@ def _kicker(text: str) -> Markup:
 
 @functools.cache
 def asset(name: str) -> str:
+    """A style sheet or script of the pages."""
     return (_DATA / name).read_text(encoding="utf-8")
 
 
-def _head(title: str) -> Markup:
-    style, script = asset("page.css"), asset("page.js")
+def _head(title: str, style: str, script: str) -> Markup:
     policy = (f"default-src 'none'; style-src '{_checksum(style)}'; "
               f"script-src '{_checksum(script)}'; img-src data:; base-uri 'none'; "
               "form-action 'none'")
@@ -97,7 +112,7 @@ def _head(title: str) -> Markup:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", name="referrer", content="no-referrer"),
-        tag("title", f"{title} · FLARE trace"),
+        tag("title", title),
         # An empty icon keeps browsers from asking a server for one.
         tag("link", rel="icon", href="data:,"),
         tag("style", raw(style)))

@@ -22,6 +22,10 @@ _SOURCES = {
     "questions": "questions that the model wrote",
     "keywords": "keywords that the model wrote",
     "callable": "made by the application",
+    "previous_sentence": "the sentence before",
+    "previous_window": "the tokens before",
+    "sub_question": "a question that the model asked itself",
+    "call": "a search that the model called for",
 }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DATA", "QUESTIONS", "DemoQuestion", "cache_folder", "demo_template", "load_index",
            "own_question"]
 
-DATA = Path(__file__).resolve().parent.parent / "data" / "demo"
+DATA = Path(__file__).resolve().parent / "data" / "demo"
 # Part of the file name of the cached index: raise it when the way it is built changes.
 _RECIPE = 1
 

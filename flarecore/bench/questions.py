@@ -1,0 +1,86 @@
+"""Questions and passages for the loop: the demonstration's, or a folder's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flarecore.bench.harness import Progress, no_progress
+from flarecore.demo_data import DATA, demo_template
+from flarecore.eval.dataset import load_data
+from flarecore.eval.exemplars import PromptMaker, default_exemplars, load_exemplars
+from flarecore.retrieval.passage import Retriever
+from flarecore.templates import PromptTemplate
+
+__all__ = ["LoopQuestions", "QuestionSource"]
+
+# Questions over the demonstration's passages, of several sentences each.
+_DEMO_QUESTIONS = (
+    "Who was Ilse Marwede, and what is she known for?",
+    "Who is Noor Haddarian, and what is she known for?",
+    "What are the rules for flights in 2026?",
+)
+
+
+@dataclass(frozen=True)
+class QuestionSource:
+    """Where questions come from.
+
+    Attributes
+    ----------
+    folder : Path or None
+        In the layout of ``flarecore eval``; None: the demonstration's knowledge base.
+    prefix : str
+        Of its files, see :func:`flarecore.eval.dataset.load_data`.
+    """
+
+    folder: Path | None = None
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class LoopQuestions:
+    """Questions with a retriever over their passages.
+
+    Attributes
+    ----------
+    name : str
+        What they are, in tables.
+    questions : sequence of str
+    retriever : Retriever
+        BM25, as in the paper.
+    template : PromptTemplate or None
+        None: the model's default.
+    """
+
+    name: str
+    questions: Sequence[str]
+    retriever: Retriever
+    template: PromptTemplate | None
+
+    @classmethod
+    def open(cls, source: QuestionSource, progress: Progress = no_progress) -> LoopQuestions:
+        """Reads the questions and builds the index.
+
+        Raises
+        ------
+        ConfigError
+            A file is missing or a line is wrong; names file and line.
+        UnsupportedError
+            bm25s is not installed.
+        """
+        from flarecore.retrieval import BM25Retriever, read_passages
+
+        if source.folder is None:
+            passages = read_passages(DATA)
+            retriever = BM25Retriever.build(passages, progress=progress)
+            return cls("the demonstration's questions", _DEMO_QUESTIONS, retriever, demo_template())
+        data = load_data(source.folder, prefix=source.prefix)
+        language = "zh" if any("\u4e00" <= c <= "\u9fff" for c in data.questions[0].text) else "en"
+        exemplars = load_exemplars(default_exemplars(data.questions, language))
+        # Running text keeps a small model in the format, whether it knows a chat or not.
+        prompts = PromptMaker(exemplars, has_chat=False, style="text")
+        retriever = BM25Retriever.build(data.passages, progress=progress)
+        return cls(f"{data.name}, {len(data.passages)} passages",
+                   [question.text for question in data.questions], retriever, prompts.template)

@@ -1,0 +1,176 @@
+"""Runs methods over questions into a folder that a killed run can go on in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flarecore import __version__
+from flarecore.config import FlareConfig
+from flarecore.engine import Engine
+from flarecore.eval.answer_log import AnswerLog
+from flarecore.eval.answering import answer_all
+from flarecore.eval.dataset import EvalData
+from flarecore.eval.exemplars import Exemplars, PromptMaker
+from flarecore.eval.metrics import text_language
+from flarecore.eval.settings import MethodRequest, config_from_settings
+from flarecore.retrieval.passage import Retriever
+from flarecore.validation import check_choice, check_int, unknown_name
+
+__all__ = ["ANSWERS", "Evaluation", "PromptOptions"]
+
+ANSWERS = "answers"
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """How questions are asked; see :class:`flarecore.eval.exemplars.PromptMaker`."""
+
+    style: str = "auto"
+    num_exemplars: int = 8
+    with_passages: bool = True
+
+
+@dataclass
+class Evaluation:
+    """What all methods of an evaluation share.
+
+    Parameters
+    ----------
+    engine : Engine
+        With the model.
+    data : EvalData
+        Questions and passages.
+    retriever : Retriever or None
+        None is enough for methods that never search.
+    retriever_name : str
+        What the settings call it.
+    exemplars : Exemplars
+        Head of every prompt.
+    output : Path
+        The folder; answers go to ``answers/LABEL.jsonl``.
+    prompt : PromptOptions
+        How questions are asked.
+    language : {"auto", "en", "zh"}
+        How answers are scored; ``auto`` looks at each question.
+    num_parallel : int
+        Answers at the same time.
+    settings : sequence of (str, str)
+        Options for all methods.
+    """
+
+    engine: Engine
+    data: EvalData
+    retriever: Retriever | None
+    retriever_name: str
+    exemplars: Exemplars
+    output: Path
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+    language: str = "auto"
+    num_parallel: int = 1
+    settings: Sequence[tuple[str, str]] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("--language", self.language, ("auto", "en", "zh"))
+        check_int("--parallel", self.num_parallel, 1, 256)
+
+    def prepare(self, request: MethodRequest) -> PreparedRun:
+        """A method with everything checked that can be checked before any work.
+
+        Raises
+        ------
+        ConfigError
+            An option is wrong or the method unknown.
+        """
+        from flarecore.methods import METHODS, make_method
+
+        check_choice("--method", request.name, METHODS)
+        placement = self._options(request)[0].placement
+        prompts = PromptMaker(
+            self.exemplars, has_chat=self.engine.model.tokenizer.chat_template is not None,
+            style=self.prompt.style, num_exemplars=self.prompt.num_exemplars,
+            with_passages=self.prompt.with_passages, placement=placement)
+        config, options = self._options(request, template=prompts.template)
+        method = make_method(request.name, self.engine, self.retriever, config, **options)
+        settings = {
+            "label": request.label, "method": request.name,
+            "options": method.own_options, "config": method.config.to_dict(),
+            "model": self._model(), "prompt": {
+                **prompts.describe(), "exemplars": self.exemplars.name,
+                "exemplars_sha256": self.exemplars.sha256},
+            "retriever": self.retriever_name, "language": self.language,
+            "data": {"name": self.data.name, "queries_sha256": self.data.queries_sha256,
+                     "corpus_sha256": self.data.corpus_sha256},
+            "flarecore": __version__}
+        return PreparedRun(self, request, method, prompts, settings)
+
+    def _options(
+        self, request: MethodRequest, **changes: Any
+    ) -> tuple[FlareConfig, dict[str, Any]]:
+        """Options of the loop and of the method.
+
+        Options for all methods reach those that have them; a method's own ones must suit it.
+
+        Raises
+        ------
+        ConfigError
+            A value is wrong, or no method has an option of that name.
+        """
+        from flarecore.methods import METHODS
+
+        spec = METHODS[request.name]
+        config, options = config_from_settings((*self.settings, *request.settings), **changes)
+        own_config = {name for name, _ in request.settings if hasattr(config, name)}
+        narrowed = dataclasses.replace(spec.narrowed(config), **{
+            name: getattr(config, name) for name in own_config})
+        everywhere = {name for other in METHODS.values() for name in other.own}
+        if unknown := set(options) - everywhere:
+            raise unknown_name("--set", unknown, [
+                *(f.name for f in dataclasses.fields(FlareConfig)), *everywhere])
+        given_here = {name for name, _ in request.settings}
+        return narrowed, {name: value for name, value in options.items()
+                          if name in spec.own or name in given_here}
+
+    def _model(self) -> dict[str, Any]:
+        model = self.engine.model
+        # The size tells two files of one name apart without reading gigabytes.
+        return {"name": model.name, "size_bytes": model.path.stat().st_size,
+                "compute": self.engine.compute}
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """One method, ready to answer; made by :meth:`Evaluation.prepare`."""
+
+    evaluation: Evaluation
+    request: MethodRequest
+    method: Any
+    prompts: PromptMaker
+    settings: dict[str, Any]
+
+    @property
+    def file(self) -> Path:
+        """The log of its answers."""
+        return self.evaluation.output / ANSWERS / f"{self.request.file_name}.jsonl"
+
+    def run(self, progress: Callable[[int, int], None] | None = None) -> int:
+        """Answers what is not answered yet; returns how many answers that were.
+
+        Raises
+        ------
+        ConfigError
+            The folder holds answers under other settings.
+        FlarecoreError
+            See :func:`flarecore.eval.answering.answer_all`.
+        """
+        shared = self.evaluation
+        questions = shared.data.questions
+        languages = [text_language(q.text) if shared.language == "auto" else shared.language
+                     for q in questions]
+        with AnswerLog(self.file, self.settings) as log:
+            return answer_all(
+                self.method, self.prompts, questions, languages, log,
+                num_parallel=shared.num_parallel, progress=progress)

@@ -1,0 +1,152 @@
+"""What index files of several kinds hold: passages, vectors, an encoder; and how it is checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flarecore.errors import ConfigError, IndexFileError
+from flarecore.model_files import KNOWN_MODELS
+from flarecore.retrieval.index_io import IndexFile
+from flarecore.retrieval.passage import Passage, TextEncoder
+from flarecore.retrieval.ranking import FloatArray
+from flarecore.retrieval.store import PassageStore
+
+__all__ = [
+    "MAX_COUNT",
+    "IndexContents",
+    "array_bytes",
+    "check_encoder",
+    "check_kind",
+    "encoder_header",
+    "passage_lines",
+    "read_flag",
+    "read_passages_section",
+    "read_store",
+]
+
+MAX_COUNT = (1 << 31) - 1
+_PASSAGES_PER_CHUNK = 1024
+
+
+@dataclass
+class IndexContents:
+    """What :func:`flarecore.retrieval.index_io.write_index_file` writes."""
+
+    header: dict[str, Any]
+    sections: Mapping[str, Iterable[bytes | memoryview]]
+
+
+def check_kind(file: IndexFile, kind: str) -> None:
+    """Raises IndexFileError for an index of another kind."""
+    if file.header.get("kind") != kind:
+        raise IndexFileError(
+            f"{file.path}: holds an index of kind {file.header.get('kind')!r}, wanted {kind!r}; "
+            "flarecore.load_index opens every kind")
+
+
+def read_flag(file: IndexFile, name: str) -> bool:
+    """A boolean of the header."""
+    value = file.header.get(name)
+    if not isinstance(value, bool):
+        raise IndexFileError(f"{file.path}: header field {name!r} must be a boolean")
+    return value
+
+
+def encoder_header(encoder: TextEncoder) -> dict[str, str]:
+    """How a header names an encoder."""
+    return {"name": encoder.name, "fingerprint": encoder.fingerprint}
+
+
+def array_bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    """The memory of an array, row by row."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def passage_lines(passages: Sequence[Passage]) -> Iterator[bytes]:
+    """Section ``passages``: one JSON object a line."""
+    for begin in range(0, len(passages), _PASSAGES_PER_CHUNK):
+        lines = []
+        for passage in passages[begin : begin + _PASSAGES_PER_CHUNK]:
+            fields = passage.to_json()
+            del fields["score"]
+            lines.append(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+        yield ("\n".join(lines) + "\n").encode("utf-8")
+
+
+def check_encoder(file: IndexFile, encoder: TextEncoder | None) -> TextEncoder:
+    """The encoder that the index was built with: the given one, or loaded by its name."""
+    stored = file.header.get("encoder")
+    name, fingerprint = (
+        (stored.get("name"), stored.get("fingerprint")) if isinstance(stored, dict)
+        else (None, None))
+    if not isinstance(name, str) or not isinstance(fingerprint, str):
+        raise IndexFileError(f"{file.path}: the header does not name the encoder")
+    if encoder is None:
+        encoder = _load_by_name(file, name)
+    dim = file.integer("dim", 1, 1 << 16)
+    if (encoder.fingerprint, encoder.dim) != (fingerprint, dim):
+        raise IndexFileError(
+            f"{file.path}: built with the encoder {name!r} (dim {dim}, fingerprint "
+            f"{fingerprint[:12]}), opened with {encoder.name!r} (dim {encoder.dim}, fingerprint "
+            f"{encoder.fingerprint[:12]}); pass the first or build the index again")
+    return encoder
+
+
+def _load_by_name(file: IndexFile, name: str) -> TextEncoder:
+    from flarecore.retrieval.encoder import SentenceEncoder
+
+    # A name from a file may pick a known model, never a place on the disk.
+    if name not in KNOWN_MODELS:
+        raise IndexFileError(
+            f"{file.path}: built with the encoder {name!r}, which is no known model "
+            f"({', '.join(KNOWN_MODELS)}); pass encoder=")
+    return SentenceEncoder.load(name)
+
+
+def read_store(file: IndexFile, encoder: TextEncoder) -> PassageStore:
+    """Sections ``passages`` and ``vectors``, (count, dim) float32, of an index with an encoder."""
+    count = file.integer("count", 0, MAX_COUNT)
+    vectors = _read_vectors(file, count, encoder.dim)
+    store = PassageStore(encoder.dim)
+    try:
+        store.append_embedded(store.check_new(read_passages_section(file, count)), vectors)
+    except ConfigError as error:
+        raise IndexFileError(f"{file.path}: {error}") from error
+    return store
+
+
+def _read_vectors(file: IndexFile, count: int, dim: int) -> FloatArray:
+    data = file.section("vectors", count * dim * 4)
+    vectors: FloatArray = data.view("<f4").reshape(count, dim).astype(np.float32, copy=False)
+    # Also false for NaN. exact_top_k relies on lengths of at most 1.
+    if not (np.einsum("ij,ij->i", vectors, vectors) <= 1.001).all():
+        raise IndexFileError(f"{file.path}: a vector is longer than 1 or not finite")
+    return vectors
+
+
+def read_passages_section(file: IndexFile, count: int) -> Iterator[Passage]:
+    """The passages of a section; they are not checked further."""
+    if file.passages is not None:
+        if len(file.passages) != count:
+            raise IndexFileError(
+                f"{file.path}: has {len(file.passages)} passages, a part of it says {count}")
+        yield from file.passages
+        return
+    lines = file.section("passages").tobytes().split(b"\n")
+    if len(lines) != count + 1 or lines[-1]:
+        raise IndexFileError(
+            f"{file.path}: section 'passages' must have {count} lines, got {len(lines) - 1}")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict) or "score" in fields:
+                raise ConfigError("a line must be an object without a score")
+            yield Passage.from_json(fields)
+        except (ValueError, RecursionError) as error:  # ConfigError is a ValueError
+            raise IndexFileError(
+                f"{file.path}: section 'passages', line {number}: {error}") from error
