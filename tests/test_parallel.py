@@ -25,6 +25,7 @@ from flarecore.flare import Flare
 from flarecore.loop.attaching import Attached
 from flarecore.loop.evidence import EvidenceMaker
 from flarecore.loop.lineage import Lineage
+from flarecore.methods import METHODS, make_method
 from flarecore.retrieval.passage import Passage
 from flarecore.sampling import SamplingParams
 from flarecore.templates import PromptTemplate
@@ -164,6 +165,22 @@ def test_queries_of_the_model_see_what_the_sentence_saw(query, draft_context):
     # The context is cached, passages included: only the request is prefilled.
     assert all(a.num_prefilled < a.num_context / 2 for a in asked)
     cold.close()
+
+
+@pytest.mark.parametrize("name", [n for n, s in METHODS.items() if "placement" in s.options])
+def test_every_method_that_places_evidence_can_attach_it(name):
+    """Cold and warm alike: a piece that is written on sees what it saw before."""
+    engine = open_engine(smollm2_path(), compute="int8", threads=2)
+    with engine:
+        method = make_method(name, engine, LexicalRetriever(FACTS, k=2), FlareConfig(
+            k=2, max_new_tokens=24, max_passage_tokens=16, placement="parallel",
+            recompute_tokens=4))
+        cold, warm = method.generate(QUESTION), method.generate(QUESTION)
+        assert words_of(cold) == words_of(warm)
+        assert cold.trace.is_approximate
+        assert cold.stats.num_encoded > 0 == warm.stats.num_encoded
+        engine.check_integrity()
+        assert engine.stats().num_held_blocks == 0
 
 
 def test_a_lineage_keeps_what_other_passages_do_not_touch():
