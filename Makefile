@@ -38,7 +38,10 @@ print("yes")
 endef
 VENV_WORKS := $(shell $(PY) -I -c '$(PROBE)' 2>/dev/null)
 
-NATIVE := $(shell find csrc -not -path 'csrc/cuda*' \( -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \))
+NATIVE := $(shell find csrc -not -name '*.cu*' -not -name __pycache__ \( -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \))
+CUDA := $(shell find csrc/cuda csrc/common csrc/bindings/cuda_arguments.cpp -type f -not -name '*.md' -not -name '*.pyc' -not -name compile_table.py)
+# Without the module: looked at again once there is an nvcc.
+NVCC_FOUND := $(if $(wildcard flarecore/_cuda.*.so),,$(shell command -v nvcc $${CUDA_HOME:-/usr/local/cuda}/bin/nvcc))
 say = @echo "· $(1)"
 
 .PHONY: help demo test lint bench clean setup setup-test FORCE
@@ -59,9 +62,9 @@ bench: setup-test $(STAMPS)/bench
 	@$(PY) -m pytest benchmarks $(BENCH)
 
 clean:
-	rm -rf $(VENV) build flarecore.egg-info flarecore/_C.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) build flarecore.egg-info flarecore/_C.*.so flarecore/_cuda.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 
-setup: $(STAMPS)/package $(STAMPS)/models $(STAMPS)/native
+setup: $(STAMPS)/package $(STAMPS)/models $(STAMPS)/native $(STAMPS)/cuda
 setup-test: setup $(STAMPS)/gemma $(STAMPS)/test
 
 $(STAMPS)/venv: $(if $(VENV_WORKS),,FORCE)
@@ -82,10 +85,16 @@ $(STAMPS)/core: $(STAMPS)/venv pyproject.toml constraints.txt
 
 $(STAMPS)/native: $(STAMPS)/core setup.py $(NATIVE) $(if $(wildcard flarecore/_C*.so),,FORCE)
 	$(call say,compiling the C++ core (only what changed; a minute or two the first time))
-	@$(PY) setup.py -q build_ext --inplace
+	@$(PY) setup.py -q build_ext --inplace --only=_C
 	@touch $@
 
-$(STAMPS)/package: $(STAMPS)/core pyproject.toml setup.py | $(STAMPS)/native
+# FLARECORE_CUDA=1 makes a machine without nvcc an error, 0 leaves the module out everywhere.
+$(STAMPS)/cuda: $(STAMPS)/core setup.py $(CUDA) $(if $(NVCC_FOUND)$(FLARECORE_CUDA),FORCE) | $(STAMPS)/native
+	$(call say,compiling the CUDA kernels where there is an nvcc (half a minute the first time))
+	@$(PY) setup.py -q build_ext --inplace --only=_cuda
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/core pyproject.toml setup.py | $(STAMPS)/native $(STAMPS)/cuda
 	$(call say,installing flarecore itself (editable))
 	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@

@@ -28,6 +28,7 @@ _EXPORTS = {
     "flarecore.passage_cache": ["EncodedPassage", "PassageCache", "PassageCacheStats"],
     "flarecore.passage_file": ["PassageKvFile"],
     "flarecore.passage_kv": ["PassageKv"],
+    "flarecore.quantization": ["KindError", "Quantization"],
     "flarecore.result": ["FlareResult"],
     "flarecore.retrieval": [
         "BM25Retriever", "ExactRetriever", "HnswRetriever", "HybridRetriever", "Passage",
@@ -132,6 +133,8 @@ if TYPE_CHECKING:
     )
     from flarecore.passage_file import PassageKvFile as PassageKvFile
     from flarecore.passage_kv import PassageKv as PassageKv
+    from flarecore.quantization import KindError as KindError
+    from flarecore.quantization import Quantization as Quantization
     from flarecore.result import FlareResult as FlareResult
     from flarecore.retrieval import (
         BM25Retriever as BM25Retriever,

@@ -54,8 +54,8 @@ def test_bad_lines_name_file_and_line(tmp_path, line, message):
 
 def test_odd_but_good_lines(tmp_path):
     file = tmp_path / "queries.jsonl"
-    file.write_bytes(b"\xef\xbb\xbf" + '{"id": 7, "question": "a\u2028b", "answers": ["x"]}'.encode()
-                     + b"\r\n\n")
+    row = '{"id": 7, "question": "a\u2028b", "answers": ["x"]}'
+    file.write_bytes(b"\xef\xbb\xbf" + row.encode() + b"\r\n\n")
     (question,) = read_questions(file)
     assert question.id == "7" and question.text == "a\u2028b"
     file.write_bytes(b"\n")
@@ -88,10 +88,11 @@ def test_built_in_exemplars_keep_their_own_format(name):
 
 
 def test_default_sets(tmp_path):
-    questions = load_data(write_data(tmp_path)).questions
-    assert default_exemplars(questions, "en") == "two-hop-en"
-    assert default_exemplars(questions[:1], "en") == "single-en"
-    assert default_exemplars(questions, "zh") == "single-zh"
+    # A limit must not change the prompt.
+    assert load_data(write_data(tmp_path), limit=1).num_gold == 2
+    assert default_exemplars(2, "en") == "two-hop-en"
+    assert default_exemplars(1, "en") == default_exemplars(0, "en") == "single-en"
+    assert default_exemplars(2, "zh") == "single-zh"
 
 
 def exemplar_file(tmp_path, **changes):

@@ -60,7 +60,7 @@ def test_other_settings_are_named(tmp_path):
         pass
     assert file.read_bytes() == before
     file.with_suffix(".json").unlink()
-    with pytest.raises(ConfigError, match="settings flare.json are gone"), \
+    with pytest.raises(ConfigError, match=r"settings flare\.json are gone"), \
             AnswerLog(file, SETTINGS):
         pass
 

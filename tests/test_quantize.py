@@ -244,3 +244,31 @@ def test_values_that_cannot_be_quantised_name_file_and_tensor(tmp_path):
         Engine(model)
     with pytest.raises(ModelFileError, match="row 33"):
         _ = model.quantization
+
+
+def test_command_line_states_the_error(capsys):
+    from flarecore.cli.main import main
+
+    path, _ = checkpoint(tiny(dtype="bfloat16"))
+    assert main(["doctor", "--model", str(path), "--quantize", "q4"]) == 0
+    out = capsys.readouterr().out
+    assert "q4: relative RMS error" in out and "BF16 -> q8" in out
+    assert main(["generate", "--model", str(path), "--quantize", "q8", "-v", "--no-retrieval",
+                 "--max-new-tokens", "4", "--max-sentences", "1", "fox"]) == 0
+    assert "q8: relative RMS error" in capsys.readouterr().err
+    assert main(["doctor", "--quantize", "q4"]) == 2
+    assert main(["generate", "--model", "smollm2-135m", "--quantize", "q4", "--no-retrieval",
+                 "q"]) == 2
+    assert "nothing to quantise" in capsys.readouterr().err
+
+
+def test_benchmarks_take_checkpoints_and_quantize(capsys):
+    import json
+
+    from flarecore.cli.main import main
+
+    path, _ = checkpoint(tiny(dtype="bfloat16"))
+    assert main(["bench", "prefill", "--model", str(path), "--quantize", "q8", "--peers", "llama",
+                 "--rounds", "1", "--sizes", "8", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert any("flarecore q8 int8" in str(row) for row in rows)

@@ -79,7 +79,7 @@ struct QuantizedTestMatrix : TestMatrix {
     py::gil_scoped_release nogil;
     matrix = PackedMatrix::pack_quantizing(
         {ggml_type_of_name(type_name), bytes_of(info).data, num_rows, num_cols}, kind,
-        mode == "float32" ? PackMode::kFloat32 : PackMode::kQuantized, table->tile, pool, &error);
+        mode == "float32" ? PackMode::kFloat32 : PackMode::kQuantized, *table, pool, &error);
   }
 };
 

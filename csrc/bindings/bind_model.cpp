@@ -116,8 +116,8 @@ void bind_model(py::module_& m) {
       .def("config", &config_dict)
       .def_property_readonly("num_threads", &Model::num_threads)
       .def("quantization", &quantization_list,
-           "Name, type in the file, \"q4\", \"q8\" or \"none\", number of values, squares of errors "
-           "and of values, largest error of every matrix. Packs the weights if nobody has.")
+           "Name, type in the file, \"q4\", \"q8\" or \"none\", number of values, squares of "
+           "errors and of values, largest error of every matrix. Packs the weights if nobody has.")
       .def("set_vocabulary",
            [](Model& model, std::vector<std::string> bytes, const std::vector<TokenId>& special,
               const std::vector<TokenId>& end_of_text) {

@@ -77,6 +77,7 @@ void bind_sampling(py::module_& m) {
   testing.def("philox_uniform", [](uint64_t seed, uint32_t stream, uint32_t position, uint32_t pass) {
     return philox_uniform({seed, stream, position, pass});
   }, py::arg("seed"), py::arg("stream"), py::arg("position"), py::arg("pass_index"));
+  bind_cuda_emulation(testing);
 }
 
 }  // namespace flarecore

@@ -16,4 +16,7 @@ FLARECORE_WEAK void bind_model(pybind11::module_& m);
 FLARECORE_WEAK void bind_engine(pybind11::module_& m);
 FLARECORE_WEAK void bind_bench(pybind11::module_& m);
 
+// Into the submodule `testing`.
+void bind_cuda_emulation(pybind11::module_& testing);
+
 }  // namespace flarecore

@@ -8,10 +8,12 @@
 #include <array>
 #include <cstdint>
 
+#include "common/host_device.h"
+
 namespace flarecore {
 
-inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
-                                          std::array<uint32_t, 2> key) {
+FLARECORE_DEVICE std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
+                                                    std::array<uint32_t, 2> key) {
   constexpr uint32_t kMul0 = 0xD2511F53u, kMul1 = 0xCD9E8D57u;
   constexpr uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
   for (int round = 0; round < 10; ++round) {
@@ -34,7 +36,7 @@ struct RandomKey {
 };
 
 // Uniform in (0, 1): 23 random bits and a half, exact in float32, so neither end is ever reached.
-inline float philox_uniform(const RandomKey& k) {
+FLARECORE_DEVICE float philox_uniform(const RandomKey& k) {
   const auto out = philox4x32({k.position, k.stream, k.pass, 0},
                               {static_cast<uint32_t>(k.seed), static_cast<uint32_t>(k.seed >> 32)});
   return (static_cast<float>(out[0] >> 9) + 0.5f) * (1.0f / 8388608.0f);

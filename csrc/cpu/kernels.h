@@ -124,6 +124,11 @@ struct KernelTable {
   // float32 -> float16, round to nearest even; what overflows becomes +-65504. (n)
   void (*to_float16)(const float* x, int64_t n, uint16_t* y);
 
+  // Scale and minimum of the 4-bit codes with the smallest squared error, of nine starts
+  // (model/quantize.h), for each group of 32 weights. x is (num_groups, 32), finite; scales >= 0
+  // and mins are (num_groups). The same bits on every level.
+  void (*search_q4)(const float* x, int64_t num_groups, float* scales, float* mins);
+
   // Yardsticks of the benchmarks: the sum of n words, read as fast as the level can, and the largest
   // of n >= 1 numbers, none of them NaN.
   uint64_t (*sum_words)(const uint64_t* words, int64_t n);

@@ -39,8 +39,8 @@ class GgufTensors : public DecoderTensors {
   std::shared_ptr<const GgufFile> file_;
 };
 
-// Safetensors files of one checkpoint. Its own names are mapped to those of GGUF by whoever read its
-// configuration.
+// Safetensors files of one checkpoint. Its own names are mapped to those of GGUF by whoever read
+// its configuration.
 class CheckpointTensors : public DecoderTensors {
  public:
   struct Place {

@@ -29,7 +29,7 @@ class TensorLoader {
     }
     QuantizationError& error = quantization_.back().error;
     PackedMatrix matrix =
-        PackedMatrix::pack_quantizing(view, quantize, mode_, kernels().tile, pool_, &error);
+        PackedMatrix::pack_quantizing(view, quantize, mode_, kernels(), pool_, &error);
     check(error.first_bad_row < 0, ErrorKind::kModelFile, tensor.shown, ": row ",
           error.first_bad_row, " holds a value that is not finite or beyond ",
           quantize_limit(quantize), ", which ", quantize_name(quantize),

@@ -28,7 +28,8 @@ struct GroupFields {
   uint8_t* super_field(int field) const { return supers + (field * tile + channel) * 2; }
 };
 
-static inline GroupFields fields_of(const PackedView& w, uint8_t* tile_data, int64_t group, int channel) {
+static inline GroupFields fields_of(const PackedView& w, uint8_t* tile_data, int64_t group,
+                                    int channel) {
   const PackedLayout layout = packed_layout(w.format);
   const int64_t super = group / (kSuperSize / kGroupSize);
   return {layout,

@@ -110,7 +110,8 @@ class QuantizedRow {
         groups_(values_.size() / kGroupSize) {}
 
   // False if a value is not finite or too large.
-  bool read(const TensorView& source, int64_t row, Quantize quantize, QuantizationError* error) {
+  bool read(const TensorView& source, int64_t row, Quantize quantize, const KernelTable& kernels,
+            QuantizationError* error) {
     const int value_bytes = ggml_type_info(source.type).block_size_bytes;
     const int64_t num_cols = source.num_cols;
     dequantize(source.type, source.data + row * num_cols * value_bytes, num_cols, values_.data());
@@ -121,7 +122,7 @@ class QuantizedRow {
       return false;
     }
     const int64_t num_groups = static_cast<int64_t>(groups_.size());
-    quantize_groups(quantize, values_.data(), num_groups, groups_.data());
+    quantize_groups(quantize, kernels, values_.data(), num_groups, groups_.data());
     for (int64_t g = 0; g < num_groups; ++g) {
       restore_group(groups_[g], restored_.data() + g * kGroupSize);
     }
@@ -197,12 +198,12 @@ PackedMatrix PackedMatrix::pack(const TensorView& source, PackMode mode, int til
 }
 
 PackedMatrix PackedMatrix::pack_quantizing(const TensorView& source, Quantize quantize,
-                                           PackMode mode, int tile, ThreadPool* pool,
-                                           QuantizationError* error) {
+                                           PackMode mode, const KernelTable& kernels,
+                                           ThreadPool* pool, QuantizationError* error) {
   check(source.num_cols % kGroupSize == 0, ErrorKind::kInternal, "rows of ", source.num_cols,
         " values cannot be quantised in groups of ", kGroupSize);
   PackedMatrix matrix;
-  matrix.allocate(source, format_of(quantized_type(quantize), mode), tile);
+  matrix.allocate(source, format_of(quantized_type(quantize), mode), kernels.tile);
   const PackedView& w = matrix.view_;
   const int num_threads = pool != nullptr ? pool->num_threads() : 1;
   std::vector<QuantizedRow> scratch(num_threads, QuantizedRow(source.num_cols));
@@ -211,7 +212,7 @@ PackedMatrix PackedMatrix::pack_quantizing(const TensorView& source, Quantize qu
     std::memset(tile_data, 0, static_cast<size_t>(w.tile_size_bytes));
     const int64_t begin = tile_index * w.tile, end = std::min(begin + w.tile, source.num_rows);
     for (int64_t r = begin; r < end; ++r) {
-      if (!scratch[thread].read(source, r, quantize, &errors[r])) continue;
+      if (!scratch[thread].read(source, r, quantize, kernels, &errors[r])) continue;
       scratch[thread].store(w, static_cast<int>(r - begin), tile_data);
     }
   });

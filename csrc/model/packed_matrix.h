@@ -35,10 +35,11 @@ class PackedMatrix {
 
   // The same with values of F32, F16 or BF16 quantised first: `mode` kQuantized keeps them in that
   // format, kFloat32 holds the float32 values that it stands for. num_cols is a multiple of 32.
-  // `error` gets what that changed, summed row by row, whatever the tile and the threads. A row with
-  // a value that no group can hold is left as zeros; the first one is in error->first_bad_row.
+  // `error` gets what that changed, summed row by row, whatever the tile and the threads. A row
+  // with a value that no group can hold is left as zeros; the first one is in error->first_bad_row.
   static PackedMatrix pack_quantizing(const TensorView& source, Quantize quantize, PackMode mode,
-                                      int tile, ThreadPool* pool, QuantizationError* error);
+                                      const KernelTable& kernels, ThreadPool* pool,
+                                      QuantizationError* error);
 
   PackedView view() const { return view_; }
   int64_t num_rows() const { return view_.num_rows; }

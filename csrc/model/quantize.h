@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cpu/kernels.h"
 #include "model/ggml_types.h"
 
 namespace flarecore {
@@ -35,13 +36,14 @@ struct QuantizationError {
 
 // values (32 * num_groups) float32, finite and within quantize_limit, to out (num_groups).
 //
-// Q8: scale = float16(max |x| / 127), code = round(x / scale) to even, within +-127.
-// Q4: the first candidate spans [min, max] of the group in 15 steps. Nine more start from 13, 13.5,
-// …, 17 steps and are fitted to the values by least squares, twice; the one with the smallest squared
-// error stays. Of it and the first, rounded to float16 and given the nearest codes, the better one is
+// Q8: scale = float16(max |x| / 127), code = round(x / scale) to even, within +-127. Q4: the first
+// candidate spans [min, max] of the group in 15 steps. Nine more start from 13, 13.5, …, 17 steps
+// and are fitted to the values by least squares, twice; the one with the smallest squared error
+// stays. Of it and the first, rounded to float16 and given the nearest codes, the better one is
 // taken, so that a group is never worse than by its minimum and maximum.
 //
 // Every group is computed in one order of float32 operations, on every CPU level.
-void quantize_groups(Quantize quantize, const float* values, int64_t num_groups, GgmlGroup* out);
+void quantize_groups(Quantize quantize, const KernelTable& kernels, const float* values,
+                     int64_t num_groups, GgmlGroup* out);
 
 }  // namespace flarecore

@@ -77,8 +77,8 @@ class CheckpointFiles:
         for name, file_name in weight_map.items():
             if name not in place_of or paths[place_of[name]].name != file_name:
                 raise ModelFileError(
-                    f"{directory / file_name}: tensor {name!r:.120}, which {INDEX} places there, is "
-                    "missing; download the file again")
+                    f"{directory / file_name}: tensor {name!r:.120}, which {INDEX} places there, "
+                    "is missing; download the file again")
         return cls(files, paths, place_of)
 
     def places(self, shape: DecoderShape) -> dict[str, tuple[int, str]]:

@@ -197,12 +197,31 @@ def _model(name: str, quantize: str | None) -> Iterator[Check]:
 
 
 def _gpu() -> Iterator[Check]:
-    if importlib.util.find_spec("flarecore._cuda") is None:
-        yield Check("flarecore._cuda", "not built", "missing", "GPU kernels are not in this build")
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    try:
+        from flarecore import _cuda
+    except ImportError as error:
+        yield _without_cuda(error, nvcc)
     else:
-        yield Check("flarecore._cuda", "built")
-    nvcc = shutil.which("nvcc")
+        built = _cuda.build_info()
+        how = f"built by nvcc {built['nvcc']} for {built['architectures']}"
+        yield Check("flarecore._cuda", how)
+        count = _cuda.device_count()
+        yield Check("cuda devices", _cuda.device_status(), "ok" if count else "missing",
+                    "" if count else "needed for device=\"cuda\" only")
     if nvcc is None:
-        yield Check("nvcc", "not found", "missing", "only needed to build GPU kernels")
+        yield Check("nvcc", "not found", "missing", "only needed to build flarecore._cuda")
     else:
         yield Check("nvcc", nvcc)
+
+
+def _without_cuda(error: ImportError, nvcc: str | None) -> Check:
+    """Why there is no CUDA module, as far as it can be told now."""
+    if importlib.util.find_spec("flarecore._cuda") is not None:
+        return Check("flarecore._cuda", f"not loadable: {error}", "missing",
+                     "build it again: FLARECORE_CUDA=1 pip install -e .")
+    if nvcc is None:
+        return Check("flarecore._cuda", "not built: there is no nvcc here", "missing",
+                     "for NVIDIA GPUs: install the CUDA toolkit (11.8 or later) and build again")
+    return Check("flarecore._cuda", "not built, although there is an nvcc", "missing",
+                 "FLARECORE_CUDA=1 pip install -e . builds it or says why it cannot")

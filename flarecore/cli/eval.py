@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from flarecore.eval.dataset import EvalData
     from flarecore.eval.runner import Evaluation, PreparedRun
+    from flarecore.eval.settings import MethodRequest
 
 __all__ = ["add_parser", "run"]
 
@@ -109,6 +110,10 @@ def run(args: argparse.Namespace) -> int:
     with open_engine(args, notes) as engine:
         evaluation = _evaluation(args, notes, data, engine, output)
         runs, grid = _prepare(args, evaluation)
+        labels = [r.request.label for r in runs]
+        if args.baseline not in (None, *labels):
+            raise ConfigError(
+                f"--baseline {args.baseline!r} is none of {', '.join(map(repr, labels))}")
         _answer(runs, notes)
     return _report(output, args.baseline, runs=runs, grid=grid)
 
@@ -152,31 +157,40 @@ def _evaluation(
     from flarecore.eval.retrievers import open_retriever
     from flarecore.eval.runner import Evaluation, PromptOptions
     from flarecore.eval.settings import split_settings
+    from flarecore.methods import METHODS
 
+    searching = any(r.name not in METHODS or METHODS[r.name].needs_retriever
+                    for r in _requests(args))
     language = text_language(data.questions[0].text) if args.language == "auto" else args.language
-    exemplars = load_exemplars(default_exemplars(data.questions, language)
+    exemplars = load_exemplars(default_exemplars(data.num_gold, language)
                                if args.exemplars == "auto" else args.exemplars)
     settings = split_settings(args.set)
     with StageProgress(notes) as progress:
         retriever = open_retriever(
             args.retriever, data, output / "index", encoder=args.encoder, threads=args.threads,
-            progress=progress)
+            progress=progress) if searching else None
+    name = args.retriever if args.retriever == "bm25" else f"{args.retriever}, {args.encoder}"
     return Evaluation(
-        engine=engine, data=data, retriever=retriever, retriever_name=args.retriever,
+        engine=engine, data=data, retriever=retriever, retriever_name=name,
         exemplars=exemplars, output=output, language=args.language, num_parallel=args.parallel,
         prompt=PromptOptions(args.prompt_style, args.num_exemplars, args.exemplar_passages),
         settings=settings)
 
 
+def _requests(args: argparse.Namespace) -> list[MethodRequest]:
+    from flarecore.eval.settings import parse_methods
+
+    default = "flare" if args.what == "sweep" else "no-retrieval,single-retrieval,flare"
+    return parse_methods(args.method or [default])
+
+
 def _prepare(args: argparse.Namespace, evaluation: Evaluation) -> tuple[list[PreparedRun], Any]:
     """All runs, checked before the first begins; for a sweep also the grid."""
-    from flarecore.eval.settings import parse_methods
     from flarecore.eval.sweep import Grid
 
+    requests = _requests(args)
     if args.what == "run":
-        requests = parse_methods(args.method or ["no-retrieval,single-retrieval,flare"])
         return [evaluation.prepare(request) for request in requests], None
-    requests = parse_methods(args.method or ["flare"])
     if len(requests) != 1:
         raise ConfigError(f"sweep takes one --method, got {len(requests)}")
     grid = Grid.make(requests[0], args.theta, args.beta)

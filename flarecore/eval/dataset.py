@@ -54,6 +54,8 @@ class EvalData:
         Of the files' bytes, hexadecimal.
     name : str
         What a report calls it.
+    num_gold : int
+        Most gold passages of any question of the file, also of those beyond a limit.
     """
 
     questions: tuple[Question, ...]
@@ -61,6 +63,7 @@ class EvalData:
     queries_sha256: str
     corpus_sha256: str
     name: str
+    num_gold: int
 
 
 def load_data(
@@ -105,7 +108,8 @@ def load_data(
     return EvalData(
         questions=tuple(questions[:limit]), passages=tuple(passages),
         queries_sha256=_sha256(queries_file), corpus_sha256=_sha256(corpus_file),
-        name=f"{base} ({prefix})" if prefix else base)
+        name=f"{base} ({prefix})" if prefix else base,
+        num_gold=max(max(len(q.gold_titles), len(q.gold_ids)) for q in questions))
 
 
 def _named(folder: Any, name: str, given: Any) -> Path:
@@ -190,7 +194,8 @@ def _question(row: dict[str, Any], where: str) -> Question:
 
 def _text(where: str, name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where}: {name!r} must be a string that is not empty, got {value!r:.80}")
+        raise ConfigError(
+            f"{where}: {name!r} must be a string that is not empty, got {value!r:.80}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flarecore.codec import loads_object
 from flarecore.errors import ConfigError
-from flarecore.eval.dataset import Question
 from flarecore.loop.pieces import fill
 from flarecore.loop.prompt import PromptInput
 from flarecore.templates import PromptTemplate
@@ -71,16 +69,14 @@ class Exemplars:
     chat: PromptTemplate
 
 
-def default_exemplars(questions: Sequence[Question], language: str) -> str:
-    """Name of the built-in set for some questions.
+def default_exemplars(num_gold: int, language: str) -> str:
+    """Name of the built-in set for questions with up to `num_gold` gold passages.
 
-    Chinese has one set; of English ones, questions with several gold passages take the set that
-    reasons over two facts.
+    Chinese has one set; in English, several gold passages take the set that reasons over two facts.
     """
     if language == "zh":
         return "single-zh"
-    is_two_hop = any(len(q.gold_titles) > 1 or len(q.gold_ids) > 1 for q in questions)
-    return "two-hop-en" if is_two_hop else "single-en"
+    return "two-hop-en" if num_gold > 1 else "single-en"
 
 
 def load_exemplars(name_or_file: str | os.PathLike[str]) -> Exemplars:

@@ -1,8 +1,8 @@
 """The short answer in a written one.
 
-Exemplars end in "So the answer is X." (Chinese "所以答案是X。"), so what follows that is the answer:
-of the first sentence that says it, up to the sentence's end. A text without it gives its last
-sentence, and says so: a model that lost the format is something else than one that was wrong.
+Exemplars end in "So the answer is X." (in Chinese "所以答案是X。"); what follows that is the
+answer: in the first sentence that says it, up to the sentence's end. A text without it gives its
+last sentence, and says so: a model that lost the format is something else than one that was wrong.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ __all__ = ["Extracted", "extract_answer"]
 
 _PATTERNS = {
     # "So the answer is: X", "So, the final answer is X", "the answer to the question is X".
-    "en": re.compile(r"(?:\b(?:so|thus|hence|therefore),?\s+)?\bthe (?:final |correct )?answer(?: to (?:the|this) question)? (?:is|was)\b"
-                     r"\s*:?\s*", re.IGNORECASE),
+    "en": re.compile(
+        r"(?:\b(?:so|thus|hence|therefore),?\s+)?\bthe (?:final |correct )?answer"
+        r"(?: to (?:the|this) question)? (?:is|was)\b\s*:?\s*", re.IGNORECASE),
     "zh": re.compile(r"(?:所以|因此)?[，,]?\s*答案(?:就)?(?:是|为|為)\s*[：:]?\s*"),
 }
 _QUOTES = " \t\"'“”‘’「」『』《》*_`"

@@ -77,7 +77,8 @@ def trigger_plot(report: EvalReport) -> Markup:
          for t in ticks],
         tag("text", "share of drafts that were looked up (trigger rate)", cls="axis",
             x=_n((left + _WIDTH - 30) / 2), y=height - 6)]
-    for number, method in enumerate(report.methods):
+    taken: list[tuple[float, float, float]] = []
+    for method in report.methods:
         rate = method.costs["trigger_rate"] or 0.0
         for shift, (name, title) in zip((-3, 3), _SERIES, strict=True):
             interval, cx = method.quality[name], x(rate) + shift
@@ -88,10 +89,7 @@ def trigger_plot(report: EvalReport) -> Markup:
                     y2=_n(y(interval.high))),
                 _mark(name, cx, y(interval.mean)), cls=f"series {name}"))
         best = y(max(method.quality[name].mean for name, _ in _SERIES))
-        anchor = "end" if x(rate) > _WIDTH * .75 else "start"
-        parts.append(tag("text", _short(method.label, report), cls=f"point {anchor}",
-                         x=_n(x(rate) + (-10 if anchor == "end" else 10)),
-                         y=_n(best - 6 + 12 * (number % 2))))
+        parts.append(_point_label(_short(method.label, report), x(rate), best - 6, taken))
     return _svg("Trigger rate and quality", height, _key(_SERIES, left), parts)
 
 
@@ -224,6 +222,20 @@ def _short(label: str, report: EvalReport) -> str:
     if report.grid is not None:
         label = label.removeprefix(report.grid.method + ":")
     return label.replace("theta=", "θ ").replace("beta=", "β ").replace(":", ", ")
+
+
+def _point_label(
+    text: str, x: float, y: float, taken: list[tuple[float, float, float]]
+) -> Markup:
+    """A label beside a point, lower where another one stands; `taken` are (begin, end, y)."""
+    width, is_left = 6.0 * len(text), x > _WIDTH * .6
+    begin = x - 10 - width if is_left else x + 10
+    while any(begin < right and left < begin + width and abs(y - other) < 12
+              for left, right, other in taken):
+        y += 12
+    taken.append((begin, begin + width, y))
+    return tag("text", text, cls=f"point {'end' if is_left else 'start'}",
+               x=_n(x - 10 if is_left else x + 10), y=_n(y))
 
 
 def _cell(

@@ -67,12 +67,14 @@ def notes_of(report: EvalReport) -> list[str]:
     """What a reader must know to read the tables right."""
     some, count = report.methods[0], len(report.methods[0].records)
     prompt = some.settings["prompt"]
+    retriever = next((m.settings["retriever"] for m in report.methods if m.settings["retriever"]),
+                     "none")
     notes = [
         f"{count} question{'s' * (count != 1)}, the same for all methods. Quality in percent with "
         "95% bootstrap intervals; differences are paired by question.",
         f"Prompt: {prompt['num_exemplars']} exemplars of {prompt['exemplars']} as "
         f"{prompt['style']}, {'with' if prompt['exemplar_passages'] else 'without'} passages. "
-        f"Retriever: {some.settings['retriever']}. Model: {some.settings['model']['name']} "
+        f"Retriever: {retriever}. Model: {some.settings['model']['name']} "
         f"({some.settings['model']['compute']}).",
     ]
     if any(m.num_parallel > 1 for m in report.methods):
@@ -103,7 +105,8 @@ def terminal_table(report: EvalReport) -> str:
 
 def markdown(report: EvalReport, name: str) -> str:
     """The report as Markdown; `name` is the start of its plots' names."""
-    parts = [f"# Evaluation: {_escape(report.title)}", "\n".join(f"- {n}" for n in notes_of(report)),
+    parts = [f"# Evaluation: {_escape(report.title)}",
+             "\n".join(f"- {note}" for note in notes_of(report)),
              "## Quality", _quality_table(report), "## Cost per answer", _cost_table(report)]
     parts += [f"![{plot_name}]({name}-{plot_name}.svg)" for plot_name in plots_of(report)]
     if report.grid is not None:
@@ -143,9 +146,10 @@ def _quality_table(report: EvalReport) -> str:
 
 
 def _cost_table(report: EvalReport) -> str:
-    return _table(["Method", *(title for _, title, _ in COST_COLUMNS)],
-                  [[_escape(m.label), *cost_cells(m)] for m in report.methods]) + "\n\n" + "\n".join(
-        f"- {title}: {meaning}." for _, title, meaning in COST_COLUMNS)
+    table = _table(["Method", *(title for _, title, _ in COST_COLUMNS)],
+                   [[_escape(m.label), *cost_cells(m)] for m in report.methods])
+    key = "\n".join(f"- {title}: {meaning}." for _, title, meaning in COST_COLUMNS)
+    return f"{table}\n\n{key}"
 
 
 def _grid_table(report: EvalReport) -> str:

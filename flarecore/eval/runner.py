@@ -101,7 +101,9 @@ class Evaluation:
             "model": self._model(), "prompt": {
                 **prompts.describe(), "exemplars": self.exemplars.name,
                 "exemplars_sha256": self.exemplars.sha256},
-            "retriever": self.retriever_name, "language": self.language,
+            # What never searches answers the same with any retriever.
+            "retriever": self.retriever_name if METHODS[request.name].needs_retriever else None,
+            "language": self.language,
             "data": {"name": self.data.name, "queries_sha256": self.data.queries_sha256,
                      "corpus_sha256": self.data.corpus_sha256},
             "flarecore": __version__}

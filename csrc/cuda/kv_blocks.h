@@ -1,0 +1,49 @@
+// Copy and truncate KV blocks: what a fork or a rollback leaves to be done in device memory.
+//
+// A cache is (num_blocks, num_heads, block_tokens, token) bytes, contiguous but for the blocks. A
+// copy moves the first `num_tokens` tokens of every head and fills the rest of the block with
+// zeros, so that nothing of a dropped token is left behind; source = destination truncates.
+#pragma once
+
+#include <cstdint>
+
+#include "common/host_device.h"
+
+namespace flarecore::cuda {
+
+// Per launch, so that all of it fits into the parameters of a kernel (4 KiB).
+constexpr int kMaxCaches = 96;
+constexpr int kMaxCopies = 192;
+
+struct alignas(16) Bytes16 {
+  uint32_t words[4];
+};
+
+struct BlockCopy {
+  int32_t source, destination, num_tokens;
+};
+
+struct CopyBlocksArgs {
+  Bytes16* caches[kMaxCaches];
+  BlockCopy copies[kMaxCopies];
+  int64_t block_stride;  // all sizes in units of 16 bytes
+  int32_t num_caches, num_copies;
+  int32_t block_tokens, token_size;
+  int32_t block_size;  // num_heads * block_tokens * token_size
+};
+static_assert(sizeof(CopyBlocksArgs) <= 4000, "kernel parameters");
+
+// Moves 16 bytes: number `index` of a block.
+FLARECORE_DEVICE void copy_block_part(const CopyBlocksArgs& a, int cache, int copy, int32_t index) {
+  const BlockCopy& c = a.copies[copy];
+  Bytes16* blocks = a.caches[cache];
+  Bytes16* out = blocks + c.destination * a.block_stride + index;
+  const int32_t token = index / a.token_size % a.block_tokens;
+  if (token >= c.num_tokens) {
+    *out = Bytes16{{0, 0, 0, 0}};
+  } else if (c.source != c.destination) {
+    *out = blocks[c.source * a.block_stride + index];
+  }
+}
+
+}  // namespace flarecore::cuda

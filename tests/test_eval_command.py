@@ -1,0 +1,154 @@
+"""``flarecore eval`` from end to end on a tiny random model and three questions of our own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import TinyLlama, tiny_llama_path
+from helpers_eval import write_data
+
+import flarecore.eval.answering as answering
+from flarecore.cli.main import main
+from flarecore.eval.answer_log import read_records
+
+pytest.importorskip("bm25s")
+TINY = TinyLlama(context_length=2048)
+
+
+@pytest.fixture
+def argv(tmp_path):
+    data = write_data(tmp_path / "data")
+    return ["eval", "--data", str(data), "--model", str(tiny_llama_path(TINY)),
+            "-o", str(tmp_path / "out"), "--num-exemplars", "1", "--set", "max_new_tokens=12",
+            "--set", "max_draft_tokens=6", "--set", "temperature=1", "--set", "seed=3"]
+
+
+def answers(folder: Path, name: str):
+    return {r.id: r for r in read_records(folder / "answers" / f"{name}.jsonl")[1]}
+
+
+def untimed(record):
+    """What must not depend on when and beside what an answer was written."""
+    sentences = [(s["draft"]["token_ids"], s["draft"]["probs"], s["text"], s["outcome"],
+                  [[p["id"] for p in r["passages"]] for r in s["retrievals"]])
+                 for s in record.trace["sentences"]]
+    return record.text, record.answer, record.f1, record.gold_recall, sentences
+
+
+def test_three_methods_and_a_report(argv, tmp_path, capsys):
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("no-retrieval", "single-retrieval", "flare", "EM"))
+    flare, alone = answers(tmp_path / "out", "flare"), answers(tmp_path / "out", "no-retrieval")
+    assert list(flare) == ["q1", "q2", "q3"] == list(alone)
+    # The retriever was used, and its index kept; the model alone used none.
+    assert all(r.gold_recall is not None and r.trace["stats"]["num_retrievals"] > 1
+               for r in flare.values())
+    assert all(r.gold_recall is None for r in alone.values())
+    assert len(list((tmp_path / "out" / "index").iterdir())) == 1
+    # The exemplars are the head of every prompt, and evidence comes after them.
+    settings, _ = read_records(tmp_path / "out" / "answers" / "flare.jsonl")
+    assert "Seven Samurai" in settings["config"]["template"]["head"]
+    reused = [r.trace["sentences"][0]["draft"]["num_reused"] for r in flare.values()]
+    assert all(r.wall_ms > 0 and r.num_parallel == 1 for r in flare.values())
+    assert min(reused[1:]) > 100  # of the head, from the question before
+    assert (tmp_path / "out" / "report.html").exists()
+    assert main(["eval", "report", "-o", str(tmp_path / "out"), "--baseline", "flare"]) == 0
+
+
+def test_a_stopped_run_goes_on_and_ends_the_same(argv, tmp_path, capsys, monkeypatch):
+    argv += ["--method", "flare"]
+    whole = [*argv, "-o", str(tmp_path / "whole")]
+    assert main(whole) == 0
+    made, count = answering.make_record, []
+
+    def stop_after_one(*args, **options):
+        if count:
+            raise KeyboardInterrupt
+        count.append(1)
+        return made(*args, **options)
+
+    monkeypatch.setattr(answering, "make_record", stop_after_one)
+    assert main(argv) == 130
+    assert "goes on with the next question" in capsys.readouterr().err
+    monkeypatch.undo()
+    log = tmp_path / "out" / "answers" / "flare.jsonl"
+    (first,) = answers(tmp_path / "out", "flare").values()
+    log.write_bytes(log.read_bytes() + b'{"event": "answer", "id": "q2", "te')  # and a kill
+    assert main(argv) == 0
+    resumed, complete = (answers(tmp_path / name, "flare") for name in ("out", "whole"))
+    assert resumed["q1"] == first
+    assert {k: untimed(r) for k, r in resumed.items()} == \
+        {k: untimed(r) for k, r in complete.items()}
+    monkeypatch.setattr(answering, "make_record", None)  # nothing is left to answer
+    assert main(argv) == 0
+
+
+def test_answers_together_are_the_same_and_labelled(argv, tmp_path, capsys):
+    assert main([*argv, "--method", "flare"]) == 0
+    together = [*argv, "--method", "flare", "-o", str(tmp_path / "three"), "--parallel", "3"]
+    assert main(together) == 0
+    assert "s*" in capsys.readouterr().out
+    one, three = (answers(tmp_path / name, "flare") for name in ("out", "three"))
+    assert {k: untimed(r) for k, r in one.items()} == {k: untimed(r) for k, r in three.items()}
+    assert {r.num_parallel for r in three.values()} == {3}
+
+
+def test_other_settings_are_refused(argv, tmp_path, capsys):
+    assert main([*argv, "--method", "flare", "--limit", "1"]) == 0
+    before = (tmp_path / "out" / "answers" / "flare.jsonl").read_bytes()
+    assert main([*argv, "--method", "flare", "--set", "theta=0.3"]) == 2
+    assert "config.theta: was 0.8, is 0.3" in capsys.readouterr().err
+    assert (tmp_path / "out" / "answers" / "flare.jsonl").read_bytes() == before
+    # More questions are no other settings.
+    assert main([*argv, "--method", "flare"]) == 0
+    assert len(answers(tmp_path / "out", "flare")) == 3
+
+
+def test_the_model_alone_needs_no_retriever(argv, tmp_path, capsys):
+    alone = [*argv, "--method", "no-retrieval"]
+    assert main(alone) == 0 and not (tmp_path / "out" / "index").exists()
+    assert "Retriever: none." in (tmp_path / "out" / "report.md").read_text()
+    # So another retriever is no other setting for it.
+    assert main([*alone, "--retriever", "exact"]) == 0
+
+
+def test_a_sweep(argv, tmp_path, capsys):
+    assert main([*argv[:1], "sweep", *argv[1:], "--limit", "2", "--theta", "0,1",
+                 "--beta", "0,0.4"]) == 0
+    names = sorted(f.stem for f in (tmp_path / "out" / "answers").glob("*.jsonl"))
+    assert names == ["flare_theta=0", "flare_theta=1_beta=0", "flare_theta=1_beta=0.4"]
+    never, always = (answers(tmp_path / "out", name) for name in names[:2])
+    assert all(r.trace["stats"]["num_triggers"] == 0 for r in never.values())
+    assert all(r.trace["stats"]["num_triggers"] > 0 for r in always.values())
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text())["thetas"] == [0, 1]
+    assert "| 1 |" in (tmp_path / "out" / "sweep.md").read_text()
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--method", "flair"], "did you mean 'flare'"),
+    (["--set", "tehta=1"], "unknown option 'tehta'; did you mean 'theta'"),
+    (["--method", "no-retrieval:theta=0.5"], "theta=0.5 does not apply"),
+    (["--method", "flare", "--baseline", "x"], "--baseline"),
+    (["--theta", "0.5"], "eval sweep"),
+    (["--prompt-style", "turns"], "chat template"),
+    (["--parallel", "0"], "--parallel"),
+    (["--limit", "0"], "limit must be >= 1"),
+    (["--exemplars", "nowhere.json"], "exemplars nowhere.json"),
+])
+def test_wrong_options_end_before_any_answer(argv, tmp_path, capsys, more, message):
+    assert main([*argv, *more]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "answers").exists()
+
+
+def test_a_failed_question_counts_as_wrong(argv, tmp_path, capsys):
+    queries = tmp_path / "data" / "queries.jsonl"
+    rows = [json.loads(line) for line in queries.read_text().splitlines()]
+    rows[1]["question"] = "x! " * 1500
+    queries.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert main([*argv, "--method", "no-retrieval"]) == 0
+    got = answers(tmp_path / "out", "no-retrieval")
+    assert got["q2"].error.startswith("ContextOverflowError") and got["q2"].em == 0
+    assert got["q1"].error is None and got["q3"].error is None
+    assert "ended by an error" in (tmp_path / "out" / "report.md").read_text()
