@@ -16,8 +16,8 @@ _EXPORTS = {
     "flarecore.engine": ["Engine", "EngineStats"],
     "flarecore.errors": [
         "CancelledError", "ConfigError", "ContextOverflowError", "DeadlineExceeded",
-        "FlarecoreError", "IndexFileError", "ModelFileError", "OutOfBlocksError", "RetrievalError",
-        "SequenceBusyError", "UnsupportedError"],
+        "FlarecoreError", "IndexFileError", "ModelFileError", "OutOfBlocksError",
+        "PassageFileError", "RetrievalError", "SequenceBusyError", "UnsupportedError"],
     "flarecore.events": [
         "DraftFinished", "DraftStarted", "Finished", "RetrievalFinished", "RetrievalStarted",
         "SentenceAccepted"],
@@ -26,6 +26,9 @@ _EXPORTS = {
     "flarecore.methods": ["METHODS", "Method", "MethodSpec", "make_method"],
     "flarecore.model": ["Model", "ModelConfig"],
     "flarecore.operation": ["Decoded", "Operation", "OperationStats", "Scored"],
+    "flarecore.passage_cache": ["EncodedPassage", "PassageCache", "PassageCacheStats"],
+    "flarecore.passage_file": ["PassageKvFile"],
+    "flarecore.passage_kv": ["PassageKv"],
     "flarecore.quantization": ["KindError", "Quantization"],
     "flarecore.result": ["FlareResult"],
     "flarecore.retrieval": [
@@ -70,6 +73,9 @@ if TYPE_CHECKING:
     )
     from flarecore.errors import (
         OutOfBlocksError as OutOfBlocksError,
+    )
+    from flarecore.errors import (
+        PassageFileError as PassageFileError,
     )
     from flarecore.errors import (
         RetrievalError as RetrievalError,
@@ -118,6 +124,17 @@ if TYPE_CHECKING:
     from flarecore.operation import (
         Scored as Scored,
     )
+    from flarecore.passage_cache import (
+        EncodedPassage as EncodedPassage,
+    )
+    from flarecore.passage_cache import (
+        PassageCache as PassageCache,
+    )
+    from flarecore.passage_cache import (
+        PassageCacheStats as PassageCacheStats,
+    )
+    from flarecore.passage_file import PassageKvFile as PassageKvFile
+    from flarecore.passage_kv import PassageKv as PassageKv
     from flarecore.quantization import KindError as KindError
     from flarecore.quantization import Quantization as Quantization
     from flarecore.result import FlareResult as FlareResult

@@ -101,9 +101,18 @@ class FlareConfig:
         Tokens of a passage's text.
     max_evidence_tokens : int
         Tokens of all rendered passages together.
-    placement : {"prefix", "boundary"}
+    placement : {"prefix", "boundary", "parallel"}
         Where evidence stands: before the question (the paper; question and answer so far are
-        computed again), or after the answer so far (only evidence is computed).
+        computed again), or after the answer so far (only evidence is computed). ``parallel`` is
+        an approximation, and the trace says so: each passage is encoded on its own before the
+        question, kept by the engine (``Engine.passages``), and attached without computing it
+        again; question and answer so far are hardly computed again, see `recompute_tokens`.
+    recompute_tokens : int or None
+        For ``parallel``: so many tokens before the sentence are computed again with the passages
+        in view; the others keep what they were computed to be without them. A retrieval so costs
+        the same however long the answer is. 1 is the least: the last token's row is fed in any
+        case. With it, a small model repeats itself; 64 writes nearly what None does: question and
+        the whole answer so far, which costs more the longer the answer is.
     evidence_policy : {"replace", "keep_first", "sticky"}
         Which passages a sentence is written with. ``replace``: those of its own retrieval (paper).
         ``keep_first``: those of the initial retrieval as well, first. ``sticky``: those of all
@@ -147,8 +156,6 @@ class FlareConfig:
     ------
     ConfigError
         An option is unknown, of the wrong type or out of range.
-    UnsupportedError
-        A value of the design that is not built.
     """
 
     gate: str | GateFn | None = None
@@ -172,6 +179,7 @@ class FlareConfig:
     max_passage_tokens: int = 160
     max_evidence_tokens: int = 512
     placement: str = "prefix"
+    recompute_tokens: int | None = 64
     evidence_policy: str = "replace"
     draft_context: str = "none"
     initial_retrieval: bool = True
@@ -238,8 +246,6 @@ class FlareConfig:
         ------
         ConfigError
             A name is unknown or a value is wrong.
-        UnsupportedError
-            A value of the design that is not built.
         """
         if not isinstance(data, Mapping):
             raise ConfigError(f"options must be an object, got {type(data).__name__}")

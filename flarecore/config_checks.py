@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.errors import ConfigError
 from flarecore.rules import DraftRule
 from flarecore.sampling import SamplingParams
 from flarecore.templates import PromptTemplate
@@ -30,13 +30,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "query": ("mask", "question", "sentence", "keywords"),
     "mask_unit": ("auto", "word", "token"),
     "empty_query": ("question", "accept_draft"),
-    "placement": ("prefix", "boundary"),
+    "placement": ("prefix", "boundary", "parallel"),
     "evidence_policy": ("replace", "keep_first", "sticky"),
     "draft_context": ("none", "last_evidence"),
     "no_evidence": ("accept_draft", "omit", "stop"),
     "overflow": ("error", "drop_oldest"),
 }
-_PLANNED = {"placement": ("parallel",)}  # values of the design that are not built
 _CALLABLE = frozenset({"gate", "trigger", "query", "no_evidence"})
 _BOOLS = (
     "theta_inclusive", "theta_zero_always", "trigger_punctuation", "beta_inclusive",
@@ -45,7 +44,7 @@ _INTS = {
     "min_span_chars": 1, "span_gap": 0, "max_query_tokens": 1, "k": 1, "max_passage_tokens": 1,
     "max_evidence_tokens": 1, "max_draft_tokens": 1, "max_new_tokens": 1,
     "max_retrievals_per_sentence": 0, "cooldown_sentences": 0}
-_LIMITS = {"max_retrievals": 0, "max_sentences": 1}
+_LIMITS = {"max_retrievals": 0, "max_sentences": 1, "recompute_tokens": 1}
 _RULES = ("must_retrieve", "never_retrieve")
 _OBJECTS: dict[str, Any] = {"sampling": SamplingParams, "template": PromptTemplate}
 
@@ -57,8 +56,6 @@ def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
     ------
     ConfigError
         A value is of the wrong type or out of range, or two of them exclude each other.
-    UnsupportedError
-        A value of the design that is not built.
     """
     for name in _CHOICES:
         _check_kind(name, values[name])
@@ -89,10 +86,6 @@ def _check_kind(name: str, value: object) -> None:
     if (name in _CALLABLE and callable(value)) or (name == "gate" and value is None):
         return
     built = _CHOICES[name]
-    if isinstance(value, str) and value in _PLANNED.get(name, ()):
-        raise UnsupportedError(
-            f"{name}={value!r} is not available in this version; use one of "
-            f"{', '.join(map(repr, built))}")
     also = " (or None, or a callable)" if name == "gate" else (
         " (or a callable)" if name in _CALLABLE else "")
     check_choice(name + also, value, built)

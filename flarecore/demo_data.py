@@ -57,6 +57,7 @@ def demo_template() -> PromptTemplate:
         passage="{text}\n\n",
         prefix_evidence="Use these notes.\n\n{passages}Question: ",
         first_evidence="\n\nUse these notes.\n\n{passages}",
+        parallel_passage="Note: {text}\n\n",
         boundary_evidence="Use these notes.\n\n{passages}Go on with the next sentence.",
         stop=("\nQuestion:",))
 

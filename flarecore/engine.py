@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from flarecore import _C
-from flarecore.decode_options import TokenIds
+from flarecore.decode_options import MAX_INT32, TokenIds
 from flarecore.errors import ConfigError
 from flarecore.gpu.options import GpuOptions
 from flarecore.model import Model
+from flarecore.passage_cache import PassageCache
 from flarecore.sequence import Sequence
 from flarecore.tokenizer import Tokenizer
 from flarecore.validation import check_bool, check_choice, check_int
@@ -63,6 +64,16 @@ class Engine:
         time, and is many times slower. On a CPU nothing ever differs.
     gpu : GpuOptions
         How a GPU is used.
+    passage_cache_bytes : int, optional
+        Memory for passages that were encoded on their own (placement ``parallel``), beside the KV
+        cache and taken when they are encoded. None: as much as `kv_cache_bytes`. CPU only.
+
+    Attributes
+    ----------
+    model : Model
+    compute : str
+    passages : PassageCache or None
+        The passages that were encoded; None on a GPU, which encodes none.
 
     Raises
     ------
@@ -73,7 +84,8 @@ class Engine:
     def __init__(self, model: Model, *, kv_cache_bytes: int | None = None,
                  compute: str | None = None, sampler: str = "fused",
                  max_batch_tokens: int | None = None, deterministic: bool = False,
-                 gpu: GpuOptions = GpuOptions()) -> None:  # noqa: B008 (immutable)
+                 gpu: GpuOptions = GpuOptions(),  # noqa: B008 (immutable)
+                 passage_cache_bytes: int | None = None) -> None:
         if not isinstance(model, Model):
             raise ConfigError(f"model must be a Model, got {type(model).__name__}; see Model.load")
         if not isinstance(gpu, GpuOptions):
@@ -83,6 +95,8 @@ class Engine:
             kv_cache_bytes = check_int("kv_cache_bytes", kv_cache_bytes, 1, 2**62)
         if max_batch_tokens is not None:
             max_batch_tokens = check_int("max_batch_tokens", max_batch_tokens, 1, 8192)
+        if passage_cache_bytes is not None:
+            passage_cache_bytes = check_int("passage_cache_bytes", passage_cache_bytes, 0, 2**62)
         self.model = model
         self._native: Any
         if model.device == "cpu":
@@ -98,18 +112,44 @@ class Engine:
             self._native = build.make_engine(
                 model, kv_cache_bytes=kv_cache_bytes, compute=self.compute, sampler=sampler,
                 max_batch_tokens=max_batch_tokens or 1024, deterministic=deterministic, options=gpu)
+        self.passages = self._passage_cache(passage_cache_bytes)
         _live_engines.add(self)
+
+    def _passage_cache(self, size_bytes: int | None) -> PassageCache | None:
+        if self.model.device != "cpu":
+            return None
+        if size_bytes is None:
+            stats = self.stats()
+            size_bytes = stats.num_blocks * stats.block_size_bytes
+        return PassageCache(size_bytes)
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
 
-    def sequence(self, token_ids: TokenIds | None = None) -> Sequence:
+    def sequence(self, token_ids: TokenIds | None = None, *, num_head_tokens: int = 0,
+                 num_reserved: int = 0) -> Sequence:
         """A new sequence; with `token_ids` also extended by them (see :meth:`Sequence.extend`).
 
         The longest prefix that is in the cache is reused.
+
+        Parameters
+        ----------
+        token_ids : sequence of int, optional
+        num_head_tokens, num_reserved : int
+            Keep so many positions free behind so many tokens (the head), for passages that are
+            attached there (see :meth:`Sequence.attach`). The tokens behind the head are at later
+            positions for it, with and without passages.
+
+        Raises
+        ------
+        ContextOverflowError
+            Head and reserved positions leave no room in the context.
         """
-        sequence = Sequence(self, self._native.sequence())
+        num_head_tokens = check_int("num_head_tokens", num_head_tokens, 0, MAX_INT32)
+        num_reserved = check_int("num_reserved", num_reserved, 0, MAX_INT32)
+        native = self._native.sequence(num_head_tokens, num_reserved)
+        sequence = Sequence(self, native)
         if token_ids is not None:
             try:
                 sequence.extend(token_ids)

@@ -16,6 +16,7 @@ __all__ = [
     "IndexFileError",
     "ModelFileError",
     "OutOfBlocksError",
+    "PassageFileError",
     "RetrievalError",
     "SequenceBusyError",
     "UnsupportedError",
@@ -68,6 +69,10 @@ class UnsupportedError(FlarecoreError):
 
 class IndexFileError(FlarecoreError):
     """An index file is missing, damaged, hostile or of another version."""
+
+
+class PassageFileError(IndexFileError):
+    """A file of encoded passages is damaged, hostile, of another version or of another model."""
 
 
 class RetrievalError(FlarecoreError):

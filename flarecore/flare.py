@@ -8,9 +8,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 
 from flarecore.config import FlareConfig
-from flarecore.errors import ConfigError
+from flarecore.errors import ConfigError, UnsupportedError
 from flarecore.events import Event
 from flarecore.loop.answer_setup import AnswerSetup
+from flarecore.loop.attaching import Reserved
 from flarecore.loop.controller import AnswerLoop
 from flarecore.loop.drivers import Outcome, drive, drive_async
 from flarecore.loop.effects import Steps
@@ -148,6 +149,8 @@ class Flare:
     ConfigError
         An argument is of the wrong type, the options need a retriever, or the template does not
         suit the model.
+    UnsupportedError
+        The engine cannot do what the placement needs.
     """
 
     def __init__(
@@ -167,6 +170,10 @@ class Flare:
                 f"{type(retriever).__name__}")
         if not callable(getattr(engine, "sequence", None)):
             raise ConfigError(f"engine must be an Engine, got {type(engine).__name__}")
+        if config.placement == "parallel" and getattr(engine, "passages", None) is None:
+            raise UnsupportedError(
+                f"placement='parallel' needs an engine that encodes passages, and "
+                f"{type(engine).__name__} has no attribute passages; use 'prefix' or 'boundary'")
         self._engine = engine
         self._retriever = retriever
         self._config = config
@@ -200,7 +207,8 @@ class Flare:
         filter : Mapping or None
             Metadata conditions of every search; only the application sets them.
         num_head_tokens : int or None
-            For token ids and placement ``prefix``: how many of them stay before the evidence.
+            For token ids and placement ``prefix`` or ``parallel``: how many of them stay before
+            the evidence.
             None: only a begin-of-sequence token.
 
         Raises
@@ -280,12 +288,16 @@ class Flare:
             raise ConfigError(
                 "the initial retrieval searches with the question, which token ids do not tell: "
                 "pass question=..., or use initial_retrieval=False")
-        check_room(self._config, built, template, self._pieces, model.config.context_length)
+        maker = EvidenceMaker(self._engine.tokenizer, template, self._config)
+        num_reserved = maker.max_rendered_tokens
+        check_room(self._config, built, template, self._pieces, model.config.context_length,
+                   num_reserved or 0)
         return AnswerSetup(
             engine=self._engine, config=self._config, prompt=built, template=template,
-            pieces=self._pieces,
-            maker=EvidenceMaker(self._engine.tokenizer, template, self._config),
-            joint=self._joint, scope=scope, filter=filter, clock=self._clock)
+            pieces=self._pieces, maker=maker, joint=self._joint, scope=scope, filter=filter,
+            clock=self._clock,
+            reserved=None if num_reserved is None else Reserved(
+                built.num_attach_head, num_reserved))
 
     def _build(
         self, prompt: PromptInput, question: str | None, num_head_tokens: int | None

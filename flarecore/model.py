@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,6 +147,24 @@ class Model:
         if self.quantize is None:
             return None
         return Quantization.from_tensors(self.quantize, self._native.quantization())
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights and how they are quantised, in hexadecimal.
+
+        Of a directory, of its JSON and safetensors files. Read once, when it is first asked for.
+        """
+        files = [self.path]
+        if self.path.is_dir():
+            files = sorted(p for p in self.path.iterdir()
+                           if p.suffix in (".json", ".safetensors") and p.is_file())
+        digest = hashlib.sha256((self.quantize or "as stored").encode())
+        for path in files:
+            digest.update(f"\0{path.name if len(files) > 1 else ''}\0".encode())
+            with open(path, "rb") as file:
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+        return digest.hexdigest()
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.config.architecture}, {self.num_threads} threads)"

@@ -133,10 +133,14 @@ class Operation(Generic[T]):
                 raise TimeoutError(f"the operation is not done after {timeout} s")
         except BaseException as error:
             if not isinstance(error, TimeoutError):
-                self._native.cancel()
-                self._native.wait()
+                self._abandon()
             raise
         return self._convert(self._native.result())
+
+    def _abandon(self) -> None:
+        """The one who waited does not want it any more."""
+        self._native.cancel()
+        self._native.wait()
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._wait().__await__()
@@ -153,7 +157,7 @@ class Operation(Generic[T]):
         try:
             await finished.wait()
         except asyncio.CancelledError:
-            self._native.cancel()
+            self.cancel()
             raise
         return self._convert(self._native.result())
 

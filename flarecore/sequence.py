@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
 from flarecore import _C
@@ -15,6 +16,7 @@ from flarecore.decode_options import (
     check_token_ids,
     decode_arguments,
 )
+from flarecore.errors import ConfigError
 from flarecore.operation import (
     Decoded,
     Operation,
@@ -24,6 +26,7 @@ from flarecore.operation import (
     to_scored,
     to_stats,
 )
+from flarecore.passage_kv import PassageKv, to_passage
 from flarecore.validation import check_int
 
 if TYPE_CHECKING:
@@ -60,6 +63,16 @@ class Sequence:
     def num_tokens(self) -> int:
         """Tokens in the sequence."""
         return self._native.num_tokens
+
+    @property
+    def num_head_tokens(self) -> int:
+        """Tokens before the reserved positions, see :meth:`Engine.sequence`."""
+        return self._native.num_head
+
+    @property
+    def num_reserved(self) -> int:
+        """Positions kept free for passages."""
+        return self._native.num_reserved
 
     @property
     def token_ids(self) -> list[int]:
@@ -164,8 +177,72 @@ class Sequence:
         """
         return self.score_async(token_ids, beta=beta, deadline_ms=deadline_ms).result()
 
+    def encode_passage_async(self, token_ids: TokenIds, *,
+                             deadline_ms: float | None = None) -> Operation[PassageKv]:
+        """Starts :meth:`encode_passage`. Any number may run; the sequence is not busy with them."""
+        native = self._native.encode(
+            check_token_ids("token_ids", token_ids), check_deadline(deadline_ms))
+        return Operation(native, to_passage, self)
+
+    def encode_passage(self, token_ids: TokenIds, *,
+                       deadline_ms: float | None = None) -> PassageKv:
+        """Computes K and V of a passage on its own, right behind the sequence's head.
+
+        The sequence stays as it is. What of the head's K and V it holds is reused.
+
+        Raises
+        ------
+        ConfigError
+            The passage is empty or has more than `num_reserved` tokens, an id is outside the
+            vocabulary, or the sequence is closed or shorter than its head.
+        SequenceBusyError, OutOfBlocksError, CancelledError, DeadlineExceeded
+            Nothing has changed.
+        """
+        return self.encode_passage_async(token_ids, deadline_ms=deadline_ms).result()
+
+    def attach(self, passages: SequenceOf[PassageKv], *, from_token: int | None = None) -> None:
+        """Lets tokens see these passages, in this order, and no others.
+
+        Blocks are shared, nothing is copied. Tokens before `from_token` do not see the passages and
+        keep their K and V; those from there on are computed again by the next operation.
+
+        Parameters
+        ----------
+        passages : sequence of PassageKv
+            Encoded behind the head of this sequence; empty: as :meth:`detach`.
+        from_token : int, optional
+            Index of the first token that sees them, at least `num_head_tokens`; it may be one
+            that is not there yet. None: the last token, so that the next one is drawn with the
+            passages in view.
+
+        Raises
+        ------
+        ConfigError
+            A passage belongs to another model, compute mode or head or is longer than
+            `num_reserved`, `from_token` is out of range, or the sequence is closed or shorter than
+            its head.
+        SequenceBusyError
+            An operation runs.
+        """
+        for passage in passages:
+            if not isinstance(passage, PassageKv):
+                raise ConfigError(
+                    f"passages must be PassageKv (see encode_passage), got "
+                    f"{type(passage).__name__}")
+        if from_token is None:
+            from_token = max(self.num_tokens - 1, self.num_head_tokens)
+        self._native.attach([passage._native for passage in passages],
+                            check_int("from_token", from_token, 0, MAX_INT32))
+
+    def detach(self) -> None:
+        """Takes the passages out of view; tokens that saw them are computed again."""
+        self._native.attach([], 0)
+
     def truncate(self, num_tokens: int) -> None:
-        """Forgets every token from position `num_tokens` on. ConfigError if there are fewer."""
+        """Forgets every token from the index `num_tokens` on. ConfigError if there are fewer.
+
+        With passages attached, at least the head stays.
+        """
         self._native.truncate(check_int("num_tokens", num_tokens, 0, MAX_INT32))
 
     def checkpoint(self) -> Checkpoint:
@@ -173,7 +250,8 @@ class Sequence:
         return Checkpoint(self._native.checkpoint())
 
     def rollback(self, checkpoint: Checkpoint) -> None:
-        """Brings back tokens, KV and looked-ahead tokens of a checkpoint of the same engine."""
+        """Brings back everything of a checkpoint of the same engine: tokens, reserved positions,
+        attached passages, KV, looked-ahead tokens."""
         self._native.rollback(checkpoint._native)
 
     def fork(self) -> Sequence:

@@ -47,6 +47,7 @@ _PLACEHOLDERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "question": (frozenset({"question"}), frozenset()),
     "answer": (frozenset(), frozenset()),
     "passage": (frozenset({"text"}), frozenset({"number", "title", "id"})),
+    "parallel_passage": (frozenset({"text"}), frozenset({"title", "id"})),
     "prefix_evidence": (frozenset({"passages"}), frozenset()),
     "first_evidence": (frozenset({"passages"}), frozenset()),
     "boundary_evidence": (frozenset({"passages"}), frozenset()),
@@ -99,6 +100,10 @@ class PromptTemplate:
         user's. Chat: the message of a turn of its own. Base: should not end in white space.
     keyword_query : str
         Makes the model write keywords; as above, without ``{span}``.
+    parallel_passage : str
+        One passage that is encoded on its own, right behind what stands before the question
+        (placement ``parallel``): ``{text}`` and, if wanted, ``{title}``, ``{id}``. It has no number
+        and must say by itself what it is, since it stands in many places at once.
     stop : tuple of str
         Stop strings that go with the template, in addition to ``FlareConfig.stop``.
 
@@ -119,6 +124,7 @@ class PromptTemplate:
     boundary_evidence: str
     question_query: str
     keyword_query: str
+    parallel_passage: str = "Search result: {text}\n"
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

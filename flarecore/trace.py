@@ -60,6 +60,8 @@ class FlareStats:
         Context tokens whose K/V was there already when a draft or regeneration began.
     num_proposed, num_accepted : int
         Proposed tokens that were verified; those of them that were right.
+    num_encoded : int
+        Passages that were encoded on their own (placement ``parallel``).
     draft_ms, query_ms, retrieve_ms, regenerate_ms, other_ms : float
         Wall time by phase; the time a consumer of events takes is in none of them.
     """
@@ -78,6 +80,7 @@ class FlareStats:
     num_reused: int = 0
     num_proposed: int = 0
     num_accepted: int = 0
+    num_encoded: int = 0
     draft_ms: float = 0.0
     query_ms: float = 0.0
     retrieve_ms: float = 0.0
@@ -112,6 +115,11 @@ class Trace:
         What the gate said about the question; None: it left it to the other options.
     prompt_token_ids : tuple of int
         The prompt without evidence.
+    placement : {"prefix", "boundary", "parallel"}
+        Where evidence stood.
+    is_approximate : bool
+        Whether the sentences written with evidence are an approximation of the model's own
+        distribution for their context: so with ``parallel``, not with the others.
     initial_retrieval : RetrievalTrace or None
         Step 0.
     sentences : tuple of SentenceTrace
@@ -130,6 +138,8 @@ class Trace:
     scope: str | None
     gate: str | None
     prompt_token_ids: tuple[int, ...]
+    placement: str
+    is_approximate: bool
     initial_retrieval: RetrievalTrace | None
     sentences: tuple[SentenceTrace, ...]
     text: str

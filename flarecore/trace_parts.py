@@ -105,6 +105,9 @@ class PassTrace:
         Tokens before the sentence: those reused and those prefilled.
     num_reused, num_prefilled, num_decoded, num_proposed, num_accepted : int
         As in :class:`FlareStats`.
+    num_encoded : int
+        Passages that were encoded on their own for it, and are kept (placement ``parallel``); their
+        tokens are among those prefilled.
     time_ms : float
         Wall time.
     """
@@ -125,6 +128,7 @@ class PassTrace:
     num_decoded: int
     num_proposed: int
     num_accepted: int
+    num_encoded: int
     time_ms: float
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-__all__ = ["write_whole"]
+__all__ = ["open_whole", "write_whole"]
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text as UTF-8; an existing file is replaced in one step.
+@contextlib.contextmanager
+def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write to; it replaces what is at `path` in one step when the block ends well.
 
     A link is followed; a pipe or a device, which cannot be replaced, is written to.
 
@@ -20,17 +23,16 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     OSError
         The file cannot be written; what was there is as it was.
     """
-    data = text.encode("utf-8")
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         with open(target, "wb") as device:
-            device.write(data)
+            yield device
         return
     # Not tempfile: its files are private to the user, this one gets the modes the umask allows.
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -39,3 +41,10 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text as UTF-8; see :func:`open_whole`."""
+    data = text.encode("utf-8")
+    with open_whole(path) as file:
+        file.write(data)

@@ -6,7 +6,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["content_words", "excerpt", "filter_words", "printable", "used_spans"]
+__all__ = [
+    "content_words",
+    "excerpt",
+    "filter_words",
+    "placement_words",
+    "printable",
+    "used_spans",
+]
 
 # Everything that could move the cursor, change colours or the window's title.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -27,6 +34,11 @@ _STOP_WORDS = frozenset(_STOP_TEXT.split())
 def printable(text: str) -> str:
     """The text without control characters, which a model or a passage could misuse."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+
+
+def placement_words(placement: str, is_approximate: bool) -> str:
+    """A placement as people are shown it: an approximation is always called one."""
+    return f"{placement} (approximation)" if is_approximate else placement
 
 
 _SIGNS = {"eq": "=", "ne": "≠", "gt": ">", "gte": "≥", "lt": "<", "lte": "≤"}

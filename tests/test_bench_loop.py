@@ -165,7 +165,7 @@ def test_loop_rows(capsys, monkeypatch):
 
 def test_a_retrieval_at_the_boundary_costs_the_same_however_long_the_answer(capsys, monkeypatch):
     monkeypatch.setattr("flarecore.bench.machine._LARGE_BYTES", 1 << 20)
-    model = str(tiny_llama_path(TinyLlama(tensor_type="Q4_1", context_length=1024)))
+    model = str(tiny_llama_path(TinyLlama(tensor_type="Q4_1", context_length=4096)))
     rows = rows_of(capsys, "growth", "--model", model, "--answers", "0,64,256")
     prefilled = {(row["engine"], row["params"]["answer_tokens"]): row["values"]["num_prefilled"]
                  for row in rows}

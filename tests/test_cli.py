@@ -285,6 +285,30 @@ def test_demo_asks_all_questions_and_placement_is_passed_on(capsys):
     assert sum(isinstance(e, Finished) for e in events) == 3
 
 
+@pytest.mark.models
+def test_generate_keeps_passages_in_a_file(capsys, index_file, tmp_path):
+    file, trace = tmp_path / "bios.passages", tmp_path / "trace.json"
+    base = ["generate", "--model", "smollm2-135m", "--index", str(index_file), *FAST,
+            "--placement", "parallel", "--passages", str(file), "--trace", str(trace), QUESTION]
+    answers, encoded = [], []
+    for _ in range(2):
+        assert run(base) == 0
+        out, err = capsys.readouterr()
+        assert "parallel is an approximation" in err
+        answers.append(out)
+        found = Trace.from_json(trace.read_text(encoding="utf-8"))
+        assert found.is_approximate
+        encoded.append(found.stats.num_encoded)
+    assert answers[0] == answers[1]
+    assert encoded[0] > 0 == encoded[1]
+    file.write_bytes(b"no passages")
+    assert run(base) == 1
+    err = capsys.readouterr().err
+    assert "passage file" in err and "delete the file of passages" in err
+    assert run(["generate", "--model", "m", "--no-retrieval", "--passages", "f", "q"]) == 2
+    assert "--placement parallel" in capsys.readouterr().err
+
+
 def test_doctor(capsys, monkeypatch):
     monkeypatch.delenv("FLARECORE_CPU_ISA", raising=False)
     assert run(["doctor"]) == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flarecore.config import FlareConfig
-from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.errors import ConfigError
 from flarecore.sampling import SamplingParams
 from flarecore.templates import PromptTemplate
 
@@ -44,17 +44,11 @@ def test_an_unknown_option_is_an_error_that_knows_the_closest(make):
     ("max_retrievals_per_sentence", None), ("deadline_ms", 0), ("deadline_ms", float("inf")),
     ("min_score", float("nan")), ("stop", "Question:"), ("stop", ["", "a"]), ("stop", [1]),
     ("gate", "auto"), ("gate", True), ("min_span_chars", 0), ("span_gap", -1), ("span_gap", 2.5),
+    ("recompute_tokens", 0),
     ("evidence_policy", "keep"), ("must_retrieve", "AB"), ("never_retrieve", ["a"]),
     ("initial_retrieval", 1), ("speculative", None), ("sampling", {}), ("template", "text")])
 def test_a_wrong_value_is_an_error_that_names_the_option(name, value):
     with pytest.raises(ConfigError, match=name):
-        FlareConfig(**{name: value})
-
-
-@pytest.mark.parametrize(("name", "value"), [
-    ("placement", "parallel")])
-def test_what_is_not_built_is_not_accepted(name, value):
-    with pytest.raises(UnsupportedError, match=f"{name}='{value}' is not available.*use one of"):
         FlareConfig(**{name: value})
 
 

@@ -45,7 +45,7 @@ class Source:
     def __init__(self, tokenizer) -> None:
         self.tokenizer, self.next = tokenizer, tokenizer.encode(" Next")[0]
 
-    def stream(self, token_ids, pass_index):
+    def stream(self, token_ids, pass_index, attached=None):
         say = sentence(token_ids, pass_index)
         ids = iter(self.tokenizer.encode(say.text))
 

@@ -80,13 +80,20 @@ class FreshEngines:
         self.engine, self.sampling = engine, SamplingParams(**sampling)
         self.last = None
 
-    def stream(self, token_ids, pass_index):
+    def stream(self, token_ids, pass_index, attached=None):
         if self.last is not None:
             self.last.close()
         self.last = fresh = Engine(
             self.engine.model, compute=self.engine.compute, kv_cache_bytes=2**27
         )
-        sequence = fresh.sequence(token_ids)
+        if attached is None:
+            sequence = fresh.sequence(token_ids)
+        else:
+            sequence = fresh.sequence(
+                num_head_tokens=attached.num_head, num_reserved=attached.num_reserved)
+            sequence.extend(token_ids)
+            sequence.attach([sequence.encode_passage(run) for run in attached.passages],
+                            from_token=attached.sees_from)
 
         def next_token():
             decoded = sequence.decode(1, sampling=self.sampling, until="eos", pass_index=pass_index)
@@ -197,6 +204,21 @@ SETTINGS = {
         SAMPLED,
         {"theta": 0.4, "trigger": "token", "evidence_policy": "sticky", "placement": "boundary"},
     ),
+    "parallel": (ENDLESS, {"theta": 0.5, "placement": "parallel", "recompute_tokens": 1}),
+    "sampled parallel, some recomputed": (
+        SAMPLED, {"theta": 0.6, "placement": "parallel", "recompute_tokens": 12},
+    ),
+    "sampled parallel, all recomputed, always": (
+        SAMPLED, {"theta": 1.0, "placement": "parallel", "recompute_tokens": None},
+    ),
+    "sampled parallel, evidence stays": (
+        SAMPLED, {"theta": 0.6, "placement": "parallel", "draft_context": "last_evidence",
+                  "evidence_policy": "sticky", "recompute_tokens": 1},
+    ),
+    "parallel, all recomputed, evidence stays, token": (
+        ENDLESS, {"theta": 0.4, "trigger": "token", "placement": "parallel",
+                  "recompute_tokens": None, "draft_context": "last_evidence"},
+    ),
 }  # fmt: skip
 
 
@@ -227,7 +249,7 @@ def test_smollm2_equals_the_naive_loop(setting):
         assert num_triggers == len(naive.sentences)
 
 
-@pytest.mark.parametrize("placement", ["prefix", "boundary"])
+@pytest.mark.parametrize("placement", ["prefix", "boundary", "parallel"])
 def test_chat_equals_the_naive_loop(placement):
     engine = smollm2_engine("int8")
     template = PromptTemplate.chat()
@@ -244,12 +266,14 @@ def test_chat_equals_the_naive_loop(placement):
     assert sum(s.regenerated is not None for s in naive.sentences) >= 2
 
 
-def test_speculation_changes_nothing():
+@pytest.mark.parametrize("placement", ["prefix", "parallel"])
+def test_speculation_changes_nothing(placement):
     engine = smollm2_engine("int8")
     retriever = LexicalRetriever(FACTS, k=2)
     for sampling in (ENDLESS, SAMPLED):
         on, off = (
-            run_loop(engine, retriever, sampling, theta=1.0, speculative=speculative)
+            run_loop(engine, retriever, sampling, theta=1.0, placement=placement,
+                     speculative=speculative)
             for speculative in (True, False)
         )
         assert on.token_ids == off.token_ids and on.text == off.text
@@ -259,11 +283,12 @@ def test_speculation_changes_nothing():
         assert on.stats.num_proposed > 0 and off.stats.num_proposed == 0
 
 
-def test_smollm2_equals_the_naive_loop_on_transformers():
+@pytest.mark.parametrize("placement", ["prefix", "parallel"])
+def test_smollm2_equals_the_naive_loop_on_transformers(placement):
     """Nothing of ours below the loop: transformers, the reference sampler, the reference text."""
     engine = smollm2_engine("float32")
     retriever = LexicalRetriever(FACTS, k=2)
-    options = {"theta": 0.5, "placement": "prefix", "max_sentences": 2}
+    options = {"theta": 0.5, "placement": placement, "max_sentences": 2}
     result = run_loop(engine, retriever, ENDLESS, **options)
     source = ReferenceTokenSource(smollm2_transformers(), engine.tokenizer.eos_token_ids, ENDLESS)
     naive = naive_flare(
@@ -282,8 +307,9 @@ TINY_TEMPLATE = dataclasses.replace(TEMPLATE, head="Answer.\n")
 
 @pytest.mark.parametrize(
     "placement, sampling",
-    [("prefix", GREEDY), ("boundary", {"temperature": 0.8, "top_p": 0.9, "seed": 3})],
-    ids=["greedy prefix", "sampled boundary"],
+    [("prefix", GREEDY), ("boundary", {"temperature": 0.8, "top_p": 0.9, "seed": 3}),
+     ("parallel", {"temperature": 0.8, "top_p": 0.9, "seed": 3})],
+    ids=["greedy prefix", "sampled boundary", "sampled parallel"],
 )
 def test_tiny_equals_the_naive_loop_in_float64(placement, sampling):
     """Random bytes for text: cut characters, sentences that end at the limit only."""

@@ -3,8 +3,12 @@
 import asyncio
 import gc
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -312,3 +316,28 @@ def test_theta_tells_whether_a_confidence_is_below(engine):
     assert sequence.fork().decode(8, theta=lowest, **DECODE).triggered is False
     above = float(np.nextafter(np.float32(lowest), np.float32(1)))
     assert sequence.fork().decode(8, theta=above, **DECODE).triggered is True
+
+
+LAST_REFERENCE = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from helpers import DECODE, TinyLlama, open_engine
+for _ in range(5):
+    ended = threading.Event()
+    engine = open_engine(TinyLlama())
+    operation = engine.sequence([1, 2, 3]).decode_async(40, **DECODE)
+    kept = [engine, operation]
+    operation._native.on_done(lambda kept=kept, ended=ended: (kept.clear(), ended.set()))
+    del engine, operation, kept
+    assert ended.wait(60)
+print("all ended")
+"""
+
+
+def test_the_last_reference_to_an_engine_may_go_on_its_own_thread():
+    """The worker cannot wait for itself; that once ended the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAST_REFERENCE, str(Path(__file__).parent)],
+        capture_output=True, text=True, env=os.environ | {
+            "PYTHONPATH": str(Path(__file__).parent.parent)})
+    assert done.returncode == 0 and "all ended" in done.stdout, done.stderr

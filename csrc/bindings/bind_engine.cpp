@@ -7,8 +7,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/convert.h"
+#include "bindings/engine_handles.h"
 #include "common/check.h"
-#include "engine/engine.h"
 
 namespace py = pybind11;
 
@@ -16,41 +16,6 @@ namespace flarecore {
 namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
-
-// Owned by Python: the engine ends with its last Python reference.
-class EngineHandle {
- public:
-  EngineHandle(std::shared_ptr<Model> model, const EngineOptions& options)
-      : engine_(Engine::create(std::move(model), options)) {}
-  ~EngineHandle() {
-    py::gil_scoped_release no_gil;
-    engine_->shutdown();
-  }
-  Engine& operator*() const { return *engine_; }
-  Engine* operator->() const { return engine_.get(); }
-  const std::shared_ptr<Engine>& pointer() const { return engine_; }
-
- private:
-  std::shared_ptr<Engine> engine_;
-};
-
-// Owned by Python: the sequence's blocks go back with its last Python reference.
-class SequenceHandle {
- public:
-  SequenceHandle(std::shared_ptr<Engine> engine, std::shared_ptr<Sequence> sequence)
-      : engine_(std::move(engine)), sequence_(std::move(sequence)) {}
-  ~SequenceHandle() {
-    py::gil_scoped_release no_gil;
-    engine_->close(sequence_);
-  }
-  Engine& engine() const { return *engine_; }
-  const std::shared_ptr<Engine>& engine_pointer() const { return engine_; }
-  const std::shared_ptr<Sequence>& sequence() const { return sequence_; }
-
- private:
-  std::shared_ptr<Engine> engine_;
-  std::shared_ptr<Sequence> sequence_;
-};
 
 std::shared_ptr<Operation> submit(const SequenceHandle& handle, OperationRequest request) {
   py::gil_scoped_release no_gil;
@@ -64,6 +29,15 @@ std::shared_ptr<Operation> submit_extend(const SequenceHandle& handle, std::vect
   request.token_ids = std::move(ids);
   request.deadline_ms = deadline_ms;
   return submit(handle, std::move(request));
+}
+
+std::shared_ptr<Operation> submit_encode(const SequenceHandle& handle, std::vector<TokenId> ids,
+                                         std::optional<double> deadline_ms) {
+  OperationRequest request;
+  request.token_ids = std::move(ids);
+  request.deadline_ms = deadline_ms;
+  py::gil_scoped_release no_gil;
+  return handle.engine().encode(*handle.sequence(), std::move(request));
 }
 
 std::shared_ptr<Operation> submit_score(const SequenceHandle& handle, std::vector<TokenId> ids,
@@ -157,6 +131,8 @@ py::dict result_dict(const Operation& operation) {
                                             : py::object(py::float_(r.end_of_text_prob)),
                   py::arg("text_bytes") = py::bytes(r.text),
                   py::arg("stop_reason") = stop_reason_name(r.stop_reason),
+                  py::arg("passage") = r.passage == nullptr ? py::object(py::none())
+                                                            : py::cast(PassageHandle{r.passage}),
                   py::arg("stats") = stats);
 }
 
@@ -191,6 +167,14 @@ void bind_sequence(py::module_& m) {
                              py::cpp_function([](const SequenceHandle& h) {
                                return h.engine().num_tokens(*h.sequence());
                              }, NoGil()))
+      .def_property_readonly("num_head",
+                             py::cpp_function([](const SequenceHandle& h) {
+                               return h.engine().num_head_and_reserved(*h.sequence()).first;
+                             }, NoGil()))
+      .def_property_readonly("num_reserved",
+                             py::cpp_function([](const SequenceHandle& h) {
+                               return h.engine().num_head_and_reserved(*h.sequence()).second;
+                             }, NoGil()))
       .def("token_ids", [](const SequenceHandle& h) { return h.engine().token_ids(*h.sequence()); },
            NoGil())
       .def("truncate",
@@ -209,6 +193,14 @@ void bind_sequence(py::module_& m) {
                                                      h.engine().fork(*h.sequence()));
            },
            NoGil())
+      .def("attach",
+           [](const SequenceHandle& h, const std::vector<PassageHandle>& handles, int sees_from) {
+             Passages passages;
+             for (const PassageHandle& handle : handles) passages.push_back(handle.passage);
+             h.engine().attach(h.sequence().get(), passages, sees_from);
+           },
+           py::arg("passages"), py::arg("sees_from"), NoGil())
+      .def("encode", &submit_encode, py::arg("token_ids"), py::arg("deadline_ms") = py::none())
       .def("close", [](const SequenceHandle& h) { h.engine().close(h.sequence()); }, NoGil())
       .def("extend", &submit_extend, py::arg("token_ids"), py::arg("deadline_ms") = py::none())
       .def("score", &submit_score, py::arg("token_ids"), py::arg("beta") = 0.0f,
@@ -223,6 +215,7 @@ void bind_sequence(py::module_& m) {
 }  // namespace
 
 void bind_engine(py::module_& m) {
+  bind_passage(m);
   bind_operation(m);
   bind_sequence(m);
   py::class_<EngineHandle>(m, "Engine")
@@ -238,10 +231,13 @@ void bind_engine(py::module_& m) {
            py::arg("model"), py::arg("kv_cache_bytes"), py::arg("int8"),
            py::arg("reference_sampler"), py::arg("max_batch_tokens"), NoGil())
       .def("sequence",
-           [](const EngineHandle& e) {
-             return std::make_shared<SequenceHandle>(e.pointer(), e->open_sequence());
+           [](const EngineHandle& e, int num_head, int num_reserved) {
+             return std::make_shared<SequenceHandle>(e.pointer(),
+                                                     e->open_sequence(num_head, num_reserved));
            },
-           NoGil())
+           py::arg("num_head") = 0, py::arg("num_reserved") = 0, NoGil())
+      .def("load_passage", &load_passage, py::arg("file"), py::arg("offset"), py::arg("size_bytes"),
+           py::arg("head_ids"), py::arg("token_ids"), NoGil())
       .def("check_integrity", [](const EngineHandle& e) { e->check_integrity(); }, NoGil())
       .def("stats", &stats_dict)
       .def("close", [](const EngineHandle& e) { e->shutdown(); }, NoGil());

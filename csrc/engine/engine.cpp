@@ -51,7 +51,8 @@ Engine::Engine(std::shared_ptr<Model> model, const EngineOptions& options)
       weights_(model_->weights(options.compute)),
       cache_(make_layout(model_->config(), options.compute),
              num_cache_blocks(model_->config(), make_layout(model_->config(), options.compute),
-                              options.kv_cache_bytes)),
+                              options.kv_cache_bytes),
+             weights_),
       decoder_(model_->config(), weights_, cache_.layout(), &cache_.pool(), &threads_),
       sampler_(options.sampler),
       process_id_(getpid()) {}
@@ -67,7 +68,14 @@ void Engine::shutdown() {
     is_stopping_ = true;
   }
   wake_.notify_all();
-  if (worker_.joinable()) worker_.join();
+  if (!worker_.joinable()) return;
+  if (worker_.get_id() == std::this_thread::get_id()) {
+    // A callback of an operation dropped the last reference: the worker keeps the engine alive and
+    // ends when it returns from it.
+    worker_.detach();
+  } else {
+    worker_.join();
+  }
 }
 
 std::unique_lock<std::mutex> Engine::lock() {
@@ -84,9 +92,17 @@ void Engine::check_usable(const Sequence& sequence) const {
         "an operation still runs on the sequence; wait for it or cancel it first");
 }
 
-std::shared_ptr<Sequence> Engine::open_sequence() {
+std::shared_ptr<Sequence> Engine::open_sequence(int num_head, int num_reserved) {
+  const int context = model_->config().context_length;
+  check(num_head >= 0 && num_reserved >= 0, ErrorKind::kConfig,
+        "num_head_tokens and num_reserved must be >= 0, got ", num_head, " and ", num_reserved);
+  check(int64_t{num_head} + num_reserved < context, ErrorKind::kContextOverflow, "a head of ",
+        num_head, " tokens and ", num_reserved, " reserved positions leave no room in the context of ",
+        context, " tokens");
   const auto guard = lock();
   auto sequence = std::make_shared<Sequence>();
+  sequence->kv.num_head = num_head;
+  sequence->kv.num_reserved = num_reserved;
   cache_.open(&sequence->kv);
   ++num_sequences_;
   return sequence;
@@ -121,6 +137,9 @@ void Engine::truncate(Sequence* sequence, int num_tokens) {
   const int size = static_cast<int>(sequence->tokens.size());
   check(num_tokens >= 0 && num_tokens <= size, ErrorKind::kConfig, "cannot truncate to ",
         num_tokens, " tokens; the sequence has ", size);
+  check(sequence->kv.passages.empty() || num_tokens >= sequence->kv.num_head, ErrorKind::kConfig,
+        "cannot truncate to ", num_tokens, " tokens, inside the head of ", sequence->kv.num_head,
+        " tokens that the attached passages belong to; detach them first");
   if (num_tokens == size) return;
   sequence->tokens.resize(num_tokens);
   sequence->held = {};
@@ -168,20 +187,26 @@ int Engine::num_tokens(const Sequence& sequence) {
   return static_cast<int>(sequence.tokens.size());
 }
 
+void Engine::check_token_ids(Span<const TokenId> ids) const {
+  const int64_t vocab = model_->config().vocab_size;
+  for (TokenId id : ids) {
+    check(id >= 0 && id < vocab, ErrorKind::kConfig, "token id ", id,
+          " is not in the vocabulary of ", vocab, " tokens");
+  }
+}
+
 void Engine::validate(const Sequence& sequence, const OperationRequest& request) const {
   const int64_t vocab = model_->config().vocab_size;
   for (const std::vector<TokenId>* ids : {&request.token_ids, &request.proposal, &request.lookup}) {
-    for (TokenId id : *ids) {
-      check(id >= 0 && id < vocab, ErrorKind::kConfig, "token id ", id,
-            " is not in the vocabulary of ", vocab, " tokens");
-    }
+    check_token_ids(*ids);
   }
-  const int64_t context = model_->config().context_length;
+  const int64_t context = model_->config().context_length - sequence.kv.num_reserved;
   const int64_t total = int64_t(sequence.tokens.size() + request.token_ids.size());
   const bool decodes = request.kind == OperationKind::kDecode;
   check(total + decodes <= context, ErrorKind::kContextOverflow, total, " tokens",
         decodes ? " and one more to decode" : "", " do not fit into the context of ", context,
-        " tokens; shorten the prompt or the evidence");
+        " tokens", sequence.kv.num_reserved > 0 ? " (reserved positions left out)" : "",
+        "; shorten the prompt or the evidence");
   if (request.kind == OperationKind::kScore) {
     check(!sequence.tokens.empty(), ErrorKind::kConfig,
           "score() needs a token before the first scored one; extend the sequence first");
@@ -208,8 +233,14 @@ std::shared_ptr<Operation> Engine::submit(const std::shared_ptr<Sequence>& seque
   const auto guard = lock();
   check_usable(*sequence);
   validate(*sequence, request);
-  auto operation = std::make_shared<Operation>(sequence, std::move(request), model_->vocabulary(),
-                                               model_->config().context_length);
+  return start(sequence, std::move(request));
+}
+
+std::shared_ptr<Operation> Engine::start(const std::shared_ptr<Sequence>& sequence,
+                                         OperationRequest request) {
+  auto operation = std::make_shared<Operation>(
+      sequence, std::move(request), model_->vocabulary(),
+      model_->config().context_length - sequence->kv.num_reserved);
   sequence->is_busy = true;
   sequence->operation = operation;
   running_.push_back(operation);

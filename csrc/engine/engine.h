@@ -39,18 +39,32 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Stops the worker; running operations fail with CancelledError. Later calls raise ConfigError.
   void shutdown();
 
-  std::shared_ptr<Sequence> open_sequence();
+  // Keeps num_reserved positions free behind the first num_head tokens, for attached passages.
+  std::shared_ptr<Sequence> open_sequence(int num_head, int num_reserved);
   void close(const std::shared_ptr<Sequence>& sequence);  // cancels its operation first
   std::shared_ptr<Sequence> fork(const Sequence& sequence);
   void truncate(Sequence* sequence, int num_tokens);
   std::shared_ptr<Checkpoint> checkpoint(const Sequence& sequence);
   void rollback(Sequence* sequence, const Checkpoint& checkpoint);
+  // Lets the tokens from the index sees_from on see these passages and no others. Those that were
+  // computed already are computed again by the next operation.
+  void attach(Sequence* sequence, const Passages& passages, int sees_from);
   std::vector<TokenId> token_ids(const Sequence& sequence);
   int num_tokens(const Sequence& sequence);
+  std::pair<int, int> num_head_and_reserved(const Sequence& sequence);
 
   // Validates everything first: a refused request changes nothing.
   std::shared_ptr<Operation> submit(const std::shared_ptr<Sequence>& sequence,
                                     OperationRequest request);
+
+  // Starts the encoding of a passage behind the head of a sequence, which is not changed. Nobody
+  // needs to keep the sequence open for it.
+  std::shared_ptr<Operation> encode(const Sequence& sequence, OperationRequest request);
+  // A passage that was encoded by such an engine before; its blocks lie at `data`.
+  std::shared_ptr<const PassageKv> load_passage(std::vector<TokenId> head,
+                                                std::vector<TokenId> tokens,
+                                                std::shared_ptr<const void> owner,
+                                                Span<const uint8_t> data);
 
   void check_integrity();
   EngineStats stats();
@@ -62,6 +76,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_lock<std::mutex> lock();  // raises after fork() and after shutdown()
   void check_usable(const Sequence& sequence) const;
   void validate(const Sequence& sequence, const OperationRequest& request) const;
+  void check_token_ids(Span<const TokenId> ids) const;
+  std::shared_ptr<Operation> start(const std::shared_ptr<Sequence>& sequence,
+                                   OperationRequest request);
   void run();
   void plan_step();
   void forward_step();

@@ -88,7 +88,8 @@ bool Operation::begin(KvCache* cache) {
     cache->truncate(&kv, static_cast<int>(tokens_.size()) - 1);
     return false;
   }
-  return kv.num_computed >= static_cast<int>(tokens_.size()) - 1;
+  return request_.kind == OperationKind::kExtend &&
+         kv.num_computed >= static_cast<int>(tokens_.size()) - 1;
 }
 
 bool Operation::replay_held() {
@@ -118,7 +119,7 @@ bool Operation::take(const Sampled& sampled) {
 ForwardSegment Operation::plan(KvCache* cache, int max_rows) {
   KvSequence& kv = sequence_->kv;
   const int num_tokens = static_cast<int>(tokens_.size());
-  int end = num_tokens;  // positions [num_computed, end) are fed
+  int end = num_tokens;  // places [num_computed, end) are fed
   step_tokens_.assign(tokens_.begin() + kv.num_computed, tokens_.end());
   if (state_) {
     // n fed rows of a proposal give n + 1 tokens: no more of them than may still be sampled.
@@ -129,19 +130,19 @@ ForwardSegment Operation::plan(KvCache* cache, int max_rows) {
     const Span<const TokenId> proposal = proposer_.propose(tokens_, sampled, room);
     step_tokens_.insert(step_tokens_.end(), proposal.begin(), proposal.end());
     end += static_cast<int>(proposal.size());
-  } else {
+  } else if (request_.kind != OperationKind::kEncode) {
     end = num_tokens - 1;  // the last token's row is fed when its logits are asked for
   }
-  step_position_ = kv.num_computed;
+  step_place_ = kv.num_computed;
   step_rows_ = std::min(end - kv.num_computed, max_rows);
   const int first_logits = state_                                         ? num_tokens - 1
                            : request_.kind == OperationKind::kScore ? start_tokens_ - 1
                                                                           : end;
-  step_logits_begin_ = std::clamp(first_logits - step_position_, 0, step_rows_);
+  step_logits_begin_ = std::clamp(first_logits - step_place_, 0, step_rows_);
   step_valid_rows_ = step_logits_begin_;
-  cache->reserve(&kv, step_position_ + step_rows_);
+  cache->reserve(&kv, step_place_ + step_rows_);
 
-  step_proposed_ = std::max(0, step_position_ + step_rows_ - num_tokens);
+  step_proposed_ = std::max(0, step_place_ + step_rows_ - num_tokens);
   step_accepted_ = 0;
   result_.stats.num_proposed += step_proposed_;
   const int num_decode_rows = state_ && step_logits_begin_ < step_rows_ ? 1 : 0;
@@ -150,8 +151,12 @@ ForwardSegment Operation::plan(KvCache* cache, int max_rows) {
 
   ForwardSegment segment;
   segment.tokens = {step_tokens_.data(), static_cast<size_t>(step_rows_)};
-  segment.position_begin = step_position_;
+  segment.place_begin = step_place_;
   segment.blocks = kv.blocks;
+  segment.num_head = kv.num_head;
+  segment.num_reserved = kv.num_reserved;
+  segment.passages = kv.passages;
+  segment.sees_from = kv.sees_from;
   segment.logits_begin = step_logits_begin_;
   const SamplingParams& sampling = request_.decode.sampling;
   segment.inverse_temperature = sampling.is_greedy() ? 1.0f : 1.0f / sampling.temperature;
@@ -160,12 +165,12 @@ ForwardSegment Operation::plan(KvCache* cache, int max_rows) {
 
 bool Operation::consume(int row, const LogitsRow& logits, Sampler* sampler) {
   step_valid_rows_ = row + 1;
-  const int position = step_position_ + row + 1;  // of the token that these logits predict
+  const int place = step_place_ + row + 1;  // of the token that these logits predict
   if (request_.kind == OperationKind::kScore) {
-    result_.probs.push_back(Sampler::confidence(logits, tokens_[position]));
+    result_.probs.push_back(Sampler::confidence(logits, tokens_[place]));
     return true;
   }
-  const DrawContext context = {static_cast<uint32_t>(position), request_.decode.pass, tokens_};
+  const DrawContext context = {static_cast<uint32_t>(place), request_.decode.pass, tokens_};
   const Sampled sampled = sampler->sample(logits, request_.decode.sampling, context);
   const bool finished = take(sampled);
   const bool was_proposed = row + 1 < step_rows_ && step_tokens_[row + 1] == sampled.token;
@@ -174,14 +179,15 @@ bool Operation::consume(int row, const LogitsRow& logits, Sampler* sampler) {
 }
 
 bool Operation::commit(KvCache* cache) {
-  const int computed = std::min(step_position_ + step_valid_rows_, static_cast<int>(tokens_.size()));
+  const int computed = std::min(step_place_ + step_valid_rows_, static_cast<int>(tokens_.size()));
   cache->commit(&sequence_->kv, tokens_, computed);
   if (step_proposed_ > 0) {
     proposer_.report(step_proposed_, step_accepted_);
     result_.stats.num_accepted += step_accepted_;
   }
   if (state_) return state_->finished();
-  return computed >= static_cast<int>(tokens_.size()) - 1;
+  const int last = request_.kind == OperationKind::kEncode ? 0 : 1;
+  return computed >= static_cast<int>(tokens_.size()) - last;
 }
 
 void Operation::fill_decoded() {
@@ -205,6 +211,9 @@ void Operation::succeed(KvCache* cache) {
       result_.min_prob = std::min(result_.min_prob, prob);
     }
     cache->truncate(&sequence.kv, start_tokens_);
+  } else if (request_.kind == OperationKind::kEncode) {
+    result_.passage = cache->copy_passage(sequence.kv, tokens_, start_tokens_);
+    cache->close(&sequence.kv);
   } else {
     if (state_) {
       fill_decoded();
@@ -232,6 +241,7 @@ void Operation::succeed(KvCache* cache) {
 void Operation::fail(KvCache* cache, ErrorKind kind, const std::string& message) {
   // Held tokens need the last row's KV only to be right about what is computed: both stay.
   cache->truncate(&sequence_->kv, start_computed_);
+  if (request_.kind == OperationKind::kEncode) cache->close(&sequence_->kv);
   has_failed_ = true;
   error_kind_ = kind;
   error_message_ = message;

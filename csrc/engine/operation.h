@@ -1,4 +1,5 @@
-// One unit of work on a sequence: extend, decode (after an optional extend) or score.
+// One unit of work on a sequence: extend, decode (after an optional extend), score, or encode a
+// passage on a sequence of its own.
 //
 // The engine's worker drives it step by step (plan, consume, commit) and completes it; any thread may
 // wait for it or cancel it. The sequence's tokens change only when the operation succeeds.
@@ -22,11 +23,11 @@
 
 namespace flarecore {
 
-enum class OperationKind { kExtend, kDecode, kScore };
+enum class OperationKind { kExtend, kDecode, kScore, kEncode };
 
 struct OperationRequest {
   OperationKind kind = OperationKind::kExtend;
-  std::vector<TokenId> token_ids;  // appended first (extend, decode) or scored
+  std::vector<TokenId> token_ids;  // appended first (extend, decode), scored or encoded
   std::vector<TokenId> proposal;   // decode: guessed continuation, verified in the same forwards
   std::vector<TokenId> lookup;     // decode: text whose wording may recur, for further guesses
   DecodeOptions decode;
@@ -50,6 +51,7 @@ struct OperationResult {
   float min_prob = 1.0f;
   float end_of_text_prob = -1.0f;  // confidence of the end-of-text token, -1 if none was sampled
   std::string text;                // bytes of the kept tokens, a stop string cut off
+  std::shared_ptr<const PassageKv> passage;  // encode: the token_ids of the request
   StopReason stop_reason = StopReason::kNone;
   OperationStats stats;
 };
@@ -103,7 +105,7 @@ class Operation {
 
   // The step in progress.
   std::vector<TokenId> step_tokens_;
-  int step_position_ = 0, step_rows_ = 0, step_logits_begin_ = 0, step_valid_rows_ = 0;
+  int step_place_ = 0, step_rows_ = 0, step_logits_begin_ = 0, step_valid_rows_ = 0;
   int step_proposed_ = 0, step_accepted_ = 0;
 
   OperationResult result_;

@@ -7,7 +7,7 @@
 namespace flarecore {
 
 size_t PrefixKeyHash::operator()(const PrefixKey& key) const {
-  uint64_t h = key.parent_serial * 0x9E3779B97F4A7C15ull + 0x7F4A7C15ull;
+  uint64_t h = (key.parent_serial ^ key.gap) * 0x9E3779B97F4A7C15ull + 0x7F4A7C15ull;
   for (TokenId token : key.tokens) {
     h = (h ^ static_cast<uint32_t>(token)) * 0xFF51AFD7ED558CCDull;
     h ^= h >> 32;

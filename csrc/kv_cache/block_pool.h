@@ -12,37 +12,21 @@
 #include <vector>
 
 #include "common/types.h"
+#include "kv_cache/kv_layout.h"
 
 namespace flarecore {
 
 using BlockId = int32_t;
 
-// Where K and V of one KV head lie inside a block: [layer][K, V][kv head][32 x head_dim values],
-// K as (head_dim, 32) with the token index fastest, V as (32, head_dim).
-struct KvLayout {
-  int num_layers = 0;
-  int num_kv_heads = 0;
-  int head_dim = 0;
-  bool float16 = true;
-
-  size_t value_size_bytes() const { return float16 ? 2 : 4; }
-  size_t head_size_bytes() const { return size_t(head_dim) * kBlockTokens * value_size_bytes(); }
-  size_t block_size_bytes() const { return size_t(num_layers) * 2 * num_kv_heads * head_size_bytes(); }
-  size_t k_offset(int layer, int kv_head) const {
-    return (size_t(layer) * 2 * num_kv_heads + kv_head) * head_size_bytes();
-  }
-  size_t v_offset(int layer, int kv_head) const {
-    return k_offset(layer, kv_head) + num_kv_heads * head_size_bytes();
-  }
-};
-
-// What names a full block: its tokens and the block before it. The parent is named by a serial that
-// is never used twice, so two different prefixes can never be taken for each other.
+// What names a full block: its tokens, the block before it, and where its positions jump. The parent
+// is named by a serial that is never used twice, so two different prefixes can never be taken for
+// each other.
 struct PrefixKey {
   uint64_t parent_serial = 0;  // 0: the block starts the sequence
+  uint64_t gap = 0;            // first token after the jump and its size; 0: no jump up to here
   std::array<TokenId, kBlockTokens> tokens{};
   bool operator==(const PrefixKey& o) const {
-    return parent_serial == o.parent_serial && tokens == o.tokens;
+    return parent_serial == o.parent_serial && gap == o.gap && tokens == o.tokens;
   }
 };
 

@@ -8,24 +8,30 @@
 namespace flarecore {
 namespace {
 
-int blocks_for(int num_tokens) { return (num_tokens + kBlockTokens - 1) / kBlockTokens; }
-
-PrefixKey make_key(uint64_t parent_serial, const TokenId* tokens) {
+// The key of the block after the registered ones.
+PrefixKey next_key(const KvSequence& sequence, Span<const TokenId> tokens) {
+  const int begin = sequence.num_registered * kBlockTokens;
   PrefixKey key;
-  key.parent_serial = parent_serial;
-  std::copy(tokens, tokens + kBlockTokens, key.tokens.begin());
+  key.parent_serial = sequence.parent_serial;
+  if (sequence.num_reserved > 0 && begin + kBlockTokens > sequence.num_head) {
+    key.gap = uint64_t(sequence.num_head) << 32 | uint64_t(sequence.num_reserved);
+  }
+  std::copy_n(tokens.begin() + begin, kBlockTokens, key.tokens.begin());
   return key;
 }
 
 }  // namespace
 
-KvCache::KvCache(const KvLayout& layout, int num_blocks)
-    : layout_(layout), pool_(num_blocks, layout.block_size_bytes()) {}
+KvCache::KvCache(const KvLayout& layout, int num_blocks, std::shared_ptr<const void> weights)
+    : layout_(layout),
+      pool_(num_blocks, layout.block_size_bytes()),
+      weights_(std::move(weights)) {}
 
 void KvCache::open(KvSequence* sequence) { open_.insert(sequence); }
 
 void KvCache::close(KvSequence* sequence) {
   truncate(sequence, 0);
+  sequence->passages.clear();
   open_.erase(sequence);
 }
 
@@ -35,10 +41,9 @@ int KvCache::attach_prefix(KvSequence* sequence, Span<const TokenId> tokens) {
     return 0;
   }
   const int begin = sequence->num_computed;
-  const int end = static_cast<int>(tokens.size()) - 1;
+  const int end = std::min(static_cast<int>(tokens.size()) - 1, sequence->shareable_end());
   while (sequence->num_computed + kBlockTokens <= end) {
-    const PrefixKey key = make_key(sequence->parent_serial, tokens.data() + sequence->num_computed);
-    const BlockId id = pool_.find_prefix(key);
+    const BlockId id = pool_.find_prefix(next_key(*sequence, tokens));
     if (id < 0) break;
     pool_.retain(id);
     sequence->blocks.push_back(id);
@@ -74,9 +79,10 @@ void KvCache::reserve(KvSequence* sequence, int num_tokens) {
 
 void KvCache::commit(KvSequence* sequence, Span<const TokenId> tokens, int num_computed) {
   sequence->num_computed = num_computed;
-  while ((sequence->num_registered + 1) * kBlockTokens <= num_computed) {
+  const int end = std::min(num_computed, sequence->shareable_end());
+  while ((sequence->num_registered + 1) * kBlockTokens <= end) {
     const int index = sequence->num_registered;
-    const PrefixKey key = make_key(sequence->parent_serial, tokens.data() + index * kBlockTokens);
+    const PrefixKey key = next_key(*sequence, tokens);
     BlockId id = pool_.find_prefix(key);
     if (id < 0) {
       id = sequence->blocks[index];
@@ -107,12 +113,36 @@ void KvCache::truncate(KvSequence* sequence, int num_computed) {
                                 : pool_.serial(sequence->blocks[sequence->num_registered - 1]);
 }
 
+bool KvCache::attach(KvSequence* sequence, const Passages& passages, int sees_from) {
+  const int seen_from = sequence->passages.empty() ? INT_MAX : sequence->sees_from;
+  const int wanted_from = passages.empty() ? INT_MAX : sees_from;
+  if (sequence->passages == passages && seen_from == wanted_from) return false;
+  truncate(sequence, std::min(seen_from, wanted_from));
+  sequence->passages = passages;
+  sequence->sees_from = passages.empty() ? 0 : sees_from;
+  return true;
+}
+
+std::shared_ptr<const PassageKv> KvCache::copy_passage(const KvSequence& sequence,
+                                                       Span<const TokenId> tokens,
+                                                       int num_head) const {
+  std::vector<const uint8_t*> blocks;
+  for (BlockId id : sequence.blocks) blocks.push_back(pool_.data(id));
+  return PassageKv::copy(layout_, {tokens.begin(), tokens.begin() + num_head},
+                         {tokens.begin() + num_head, tokens.end()}, blocks, weights_);
+}
+
 void KvCache::fork(const KvSequence& from, KvSequence* to) {
   // Blocks reserved past the computed part stay with `from`: both would write them unshared.
   to->blocks.assign(from.blocks.begin(), from.blocks.begin() + blocks_for(from.num_computed));
   to->num_computed = from.num_computed;
   to->num_registered = from.num_registered;
   to->parent_serial = from.parent_serial;
+  to->num_head = from.num_head;
+  to->num_reserved = from.num_reserved;
+  to->passages = from.passages;
+  to->sees_from = from.sees_from;
+  to->private_from = from.private_from;
   for (BlockId id : to->blocks) pool_.retain(id);
 }
 
@@ -121,8 +151,12 @@ void KvCache::check_integrity() const {
   for (const KvSequence* sequence : open_) {
     for (BlockId id : sequence->blocks) ++held[id];
     check(sequence->num_computed <= static_cast<int>(sequence->blocks.size()) * kBlockTokens,
-          ErrorKind::kInternal, "a sequence claims ", sequence->num_computed, " positions in ",
+          ErrorKind::kInternal, "a sequence claims ", sequence->num_computed, " tokens in ",
           sequence->blocks.size(), " blocks");
+    check(sequence->num_registered * kBlockTokens <=
+              std::min(sequence->num_computed, sequence->shareable_end()),
+          ErrorKind::kInternal, "a sequence shares ", sequence->num_registered,
+          " blocks, some of them not computed or seeing passages");
   }
   pool_.check_integrity(held);
 }

@@ -49,12 +49,13 @@ void Decoder::plan(Span<const ForwardSegment> segments) {
   ws_->rows.clear();
   for (size_t s = 0; s < segments.size(); ++s) {
     for (size_t r = 0; r < segments[s].tokens.size(); ++r) {
-      ws_->rows.push_back({static_cast<int>(s), static_cast<int>(r),
-                           segments[s].position_begin + static_cast<int>(r)});
+      const int place = segments[s].place_begin + static_cast<int>(r);
+      ws_->rows.push_back({static_cast<int>(s), static_cast<int>(r), place,
+                           segments[s].position(place)});
     }
   }
   ws_->resize(config_);
-  ws_->plan_attention(config_);
+  ws_->plan_attention(config_, segments);
 }
 
 void Decoder::embed(Span<const ForwardSegment> segments) {

@@ -1,8 +1,9 @@
 // Forward pass of a decoder (Llama, Gemma 3) over rows of any number of sequences.
 //
-// Bit-identity (design, guarantee 1): every row's result depends on its own tokens and positions
-// only. Matrix products and norms work row by row in a fixed order; attention walks the KV blocks of
-// a row in splits of kSplitBlocks at fixed absolute positions and joins them in ascending order.
+// Bit-identity (design, guarantee 1): every row's result depends on its own tokens, positions and
+// passages only. Matrix products and norms work row by row in a fixed order; attention walks the KV
+// blocks of a row, first those of each attached passage in the order of the passages, then those of
+// its sequence, in splits of kSplitBlocks from each one's start, and joins them in that order.
 #pragma once
 
 #include <functional>
@@ -11,18 +12,31 @@
 
 #include "common/span.h"
 #include "kv_cache/block_pool.h"
+#include "kv_cache/passage_kv.h"
 #include "model/decoder_weights.h"
 #include "sampling/sampler.h"
 
 namespace flarecore {
 
-// Consecutive rows of one sequence: feed `tokens` at positions position_begin, position_begin + 1, …
+// Consecutive rows of one sequence: feed `tokens` into its places place_begin, place_begin + 1, …
+// A place is an index into the sequence. Its position is the same before num_head, and larger by
+// num_reserved from there on.
 struct ForwardSegment {
   Span<const TokenId> tokens;
-  int position_begin = 0;
-  Span<const BlockId> blocks;       // of the sequence, covering all its rows' positions
+  int place_begin = 0;
+  Span<const BlockId> blocks;       // of the sequence, covering all its rows' places
+  int num_head = 0, num_reserved = 0;
+  Span<const std::shared_ptr<const PassageKv>> passages;  // each at position num_head
+  int sees_from = 0;                // rows at places from here on see them; >= num_head
   int logits_begin = 0;             // rows [logits_begin, tokens.size()) yield logits
   float inverse_temperature = 1.0f;  // for the scaled sums of the logit statistics
+
+  int position(int place) const { return place < num_head ? place : place + num_reserved; }
+  // The first place with a position of at least `position`.
+  int first_place(int position) const {
+    if (position <= num_head) return position < 0 ? 0 : position;
+    return position - num_reserved < num_head ? num_head : position - num_reserved;
+  }
 };
 
 // Gets the logits of row `row` (index into the segment's tokens), in ascending order per segment.
@@ -41,6 +55,7 @@ class Decoder {
  private:
   struct Workspace;
   struct AttentionTile;
+  struct VisibleRange;
   struct AttentionPlan;
 
   void plan(Span<const ForwardSegment> segments);
@@ -50,6 +65,8 @@ class Decoder {
   void rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const;
   void rotate_and_store(const LayerWeights& weights, int layer,
                         Span<const ForwardSegment> segments, int row);
+  VisibleRange visible(const AttentionTile& tile, int window, const ForwardSegment& segment,
+                       int row) const;
   void attend(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
               int64_t task);
   void join_splits(const AttentionPlan& plan, int row);

@@ -53,8 +53,8 @@ void Decoder::rotate_and_store(const LayerWeights& weights, int layer,
   for (int h = 0; h < config_.num_heads; ++h) {
     rotate_head(query + h * head_dim, weights.q_norm, rotary, row);
   }
-  const BlockId block = segments[r.segment].blocks[r.position / kBlockTokens];
-  const int slot = r.position % kBlockTokens;
+  const BlockId block = segments[r.segment].blocks[r.place / kBlockTokens];
+  const int slot = r.place % kBlockTokens;
   for (int h = 0; h < config_.num_kv_heads; ++h) {
     float* key = ws_->key.data() + size_t(row) * config_.kv_size() + h * head_dim;
     const float* value = ws_->value.data() + size_t(row) * config_.kv_size() + h * head_dim;
@@ -74,27 +74,39 @@ void Decoder::rotate_and_store(const LayerWeights& weights, int layer,
   }
 }
 
+// What a row sees of a tile's passage or sequence.
+Decoder::VisibleRange Decoder::visible(const AttentionTile& tile, int window,
+                                       const ForwardSegment& segment, int row) const {
+  const auto& r = ws_->rows[row];
+  const int first_position = window == 0 ? 0 : r.position + 1 - window;
+  if (tile.passage == kOwnBlocks) return {segment.first_place(first_position), r.place + 1};
+  if (r.place < segment.sees_from) return {0, 0};
+  return {first_position - segment.num_head, segment.passages[tile.passage]->num_tokens()};
+}
+
 void Decoder::attend(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
                      int64_t task) {
   const int kv_head = static_cast<int>(task % config_.num_kv_heads);
   const int64_t tile_index = task / config_.num_kv_heads;
   const AttentionTile& tile = plan.tiles[tile_index];
   const int group = config_.num_group_heads();
+  const ForwardSegment& segment = segments[tile.segment];
   const int num_blocks = tile.block_end - tile.block_begin;
   const void* k_blocks[kSplitBlocks];
   const void* v_blocks[kSplitBlocks];
   for (int i = 0; i < num_blocks; ++i) {
-    const uint8_t* base = blocks_->data(segments[tile.segment].blocks[tile.block_begin + i]);
+    const int block = tile.block_begin + i;
+    const uint8_t* base = tile.passage == kOwnBlocks ? blocks_->data(segment.blocks[block])
+                                                     : segment.passages[tile.passage]->block(block);
     k_blocks[i] = base + layout_.k_offset(layer, kv_head);
     v_blocks[i] = base + layout_.v_offset(layer, kv_head);
   }
   int32_t first_visible[kMaxAttentionRows], end_visible[kMaxAttentionRows];
   const int split_begin = tile.block_begin * kBlockTokens, split_size = num_blocks * kBlockTokens;
   for (int i = 0; i < tile.num_rows; ++i) {
-    const int end = ws_->rows[tile.row_begin + i].position + 1;
-    const int first = plan.window == 0 ? 0 : std::max(0, end - plan.window);
-    first_visible[i] = std::clamp(first - split_begin, 0, split_size);
-    end_visible[i] = std::clamp(end - split_begin, 0, split_size);
+    const VisibleRange range = visible(tile, plan.window, segment, tile.row_begin + i);
+    first_visible[i] = std::clamp(range.first - split_begin, 0, split_size);
+    end_visible[i] = std::clamp(range.end - split_begin, 0, split_size);
   }
   const size_t cell = size_t(task) * kMaxAttentionRows * group;
   AttentionArgs args;

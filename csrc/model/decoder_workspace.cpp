@@ -31,7 +31,8 @@ void Decoder::Workspace::resize(const DecoderConfig& config) {
   input.resize(std::max<int64_t>(num_rows, 8), widest);
 }
 
-void Decoder::Workspace::plan_attention(const DecoderConfig& config) {
+void Decoder::Workspace::plan_attention(const DecoderConfig& config,
+                                        Span<const ForwardSegment> segments) {
   plans.clear();
   for (const LayerConfig& layer : config.layers) {
     const auto known = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {
@@ -40,7 +41,7 @@ void Decoder::Workspace::plan_attention(const DecoderConfig& config) {
     if (known != plans.end()) continue;
     plans.emplace_back();
     plans.back().window = layer.window;
-    plan_tiles(&plans.back());
+    plan_tiles(&plans.back(), segments);
   }
   size_t num_tiles = 0;
   for (const AttentionPlan& plan : plans) num_tiles = std::max(num_tiles, plan.tiles.size());
@@ -50,7 +51,7 @@ void Decoder::Workspace::plan_attention(const DecoderConfig& config) {
   grow(&partial_sum, cells);
 }
 
-void Decoder::Workspace::plan_tiles(AttentionPlan* plan) {
+void Decoder::Workspace::plan_tiles(AttentionPlan* plan, Span<const ForwardSegment> segments) {
   const int total = static_cast<int>(rows.size());
   plan->first_tile.assign(total, 0);
   plan->end_tile.assign(total, 0);
@@ -58,16 +59,25 @@ void Decoder::Workspace::plan_tiles(AttentionPlan* plan) {
     while (end < total && end - row < kMaxAttentionRows && rows[end].segment == rows[row].segment) {
       ++end;
     }
-    const int num_blocks = rows[end - 1].position / kBlockTokens + 1;
-    // Splits that no row sees are left out; the others begin where they always begin.
-    const int first_visible =
-        plan->window == 0 ? 0 : std::max(0, rows[row].position + 1 - plan->window);
-    const int first_split = first_visible / (kSplitBlocks * kBlockTokens) * kSplitBlocks;
+    const ForwardSegment& segment = segments[rows[row].segment];
     const int first = static_cast<int>(plan->tiles.size());
-    for (int block = first_split; block < num_blocks; block += kSplitBlocks) {
-      plan->tiles.push_back({rows[row].segment, row, end - row, block,
-                             std::min(block + kSplitBlocks, num_blocks)});
+    const int first_position = plan->window == 0 ? 0 : rows[row].position + 1 - plan->window;
+    // Splits that no row sees are left out; the others begin where they always begin.
+    const auto add_splits = [&](int passage, int first_token, int num_blocks) {
+      const int first_split = first_token / (kSplitBlocks * kBlockTokens) * kSplitBlocks;
+      for (int block = first_split; block < num_blocks; block += kSplitBlocks) {
+        plan->tiles.push_back({rows[row].segment, row, end - row, passage, block,
+                               std::min(block + kSplitBlocks, num_blocks)});
+      }
+    };
+    if (rows[end - 1].place >= segment.sees_from) {
+      for (size_t i = 0; i < segment.passages.size(); ++i) {
+        add_splits(static_cast<int>(i), std::max(0, first_position - segment.num_head),
+                   segment.passages[i]->num_blocks());
+      }
     }
+    add_splits(kOwnBlocks, segment.first_place(first_position),
+               rows[end - 1].place / kBlockTokens + 1);
     std::fill(plan->first_tile.begin() + row, plan->first_tile.begin() + end, first);
     std::fill(plan->end_tile.begin() + row, plan->end_tile.begin() + end,
               static_cast<int>(plan->tiles.size()));

@@ -8,14 +8,23 @@
 
 namespace flarecore {
 
-// Context of a row is walked in splits of this many blocks, counted from position 0.
+// Context of a row is walked in splits of this many blocks, counted from the start of the passage or
+// of the sequence that they belong to.
 constexpr int kSplitBlocks = 16;
+
+constexpr int kOwnBlocks = -1;
 
 // Up to kMaxAttentionRows rows of one segment against one split of the context.
 struct Decoder::AttentionTile {
   int segment;
   int row_begin, num_rows;      // rows of the forward
-  int block_begin, block_end;   // blocks of the sequence
+  int passage;                  // whose blocks: an attached passage's, or kOwnBlocks
+  int block_begin, block_end;
+};
+
+// Tokens [first, end) of a tile's passage or sequence.
+struct Decoder::VisibleRange {
+  int first, end;
 };
 
 // The tiles of one forward pass for layers with one window size.
@@ -30,7 +39,8 @@ struct Decoder::Workspace {
   struct Row {
     int segment;
     int index;     // in the segment's tokens
-    int position;  // in the sequence
+    int place;     // in the sequence
+    int position;  // for rotation and windows
   };
 
   std::vector<Row> rows;
@@ -59,13 +69,13 @@ struct Decoder::Workspace {
   }
 
   void resize(const DecoderConfig& config);
-  void plan_attention(const DecoderConfig& config);
+  void plan_attention(const DecoderConfig& config, Span<const ForwardSegment> segments);
   void fill_rotation(const DecoderConfig& config, int row, int position);
   void quantize_if_needed(int row, int64_t num_cols,
                           std::initializer_list<const PackedMatrix*> readers);
 
  private:
-  void plan_tiles(AttentionPlan* plan);
+  void plan_tiles(AttentionPlan* plan, Span<const ForwardSegment> segments);
 
   int hidden_size_ = 0;
 };

@@ -14,12 +14,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from flarecore import _C
 from flarecore.bench.runner import Runner
 from flarecore.errors import ConfigError, UnsupportedError
 from flarecore.model import Model
 from flarecore.operation import Decoded, OperationStats
 from flarecore.sampling import SamplingParams
-from flarecore.text import SentenceBoundary
 from flarecore.tokenizer import Tokenizer
 
 __all__ = ["PeerEngine"]
@@ -130,61 +130,33 @@ class _PeerSequence:
 def _decode(
     engine: PeerEngine, context: list[int], max_tokens: int, stop: Sequence[str]
 ) -> Decoded:
-    """One request: the context, then token by token."""
-    runner, table = engine.runner, engine.tokenizer.token_table
-    ends = engine.tokenizer.eos_token_ids
-    stops = [text.encode() for text in stop]
-    boundary = SentenceBoundary()
-    ids: list[int] = []
-    probs: list[float] = []
-    text = b""
-    num_in_sentence, at_stop, is_eos = 0, -1, False
+    """One request: the context, then token by token.
+
+    Where the sentence ends is decided by the same rules as in flarecore's own decoder.
+    """
+    runner, ends = engine.runner, engine.tokenizer.eos_token_ids
+    state = _C.DecodeState(engine.model._native, max_tokens, True, False, list(stop), -1.0, False)
     num_prefilled, logits = runner.follow(context)
-    num_steps = 1
+    num_decoded = 0
     while True:
         token_id, prob = _greedy(logits)
-        if token_id in ends:
-            is_eos = True
-            break
-        ids.append(token_id)
-        probs.append(prob)
-        text += table[token_id]
-        if not num_in_sentence:
-            num_in_sentence = boundary.feed(table[token_id])
-        at_stop = min((at for s in stops if (at := text.find(s)) >= 0), default=-1)
-        is_over = bool(num_in_sentence) and not engine.whole_drafts
-        if is_over or at_stop >= 0 or len(ids) == max_tokens:
+        if not state.is_finished:
+            state.accept([token_id], [prob])
+        is_eos = token_id in ends
+        num_decoded += not is_eos
+        is_over = state.is_finished and not engine.whole_drafts
+        if is_over or is_eos or num_decoded == max_tokens:
             break
         logits = runner.append(token_id)
-        num_steps += 1
-    reason = "eos" if is_eos else "stop_string" if at_stop >= 0 else "max_tokens"
-    kept = len(ids)
-    if at_stop >= 0:
-        text = text[:at_stop]
-        kept = _num_within(table, ids, at_stop)
-    if num_in_sentence and num_in_sentence <= kept:
-        # Only a sentence with something behind it ended as one.
-        reason = "sentence" if num_in_sentence < len(ids) or not is_eos else reason
-        kept = num_in_sentence
-        text = b"".join(table[i] for i in ids[:kept])
-    confidences = np.asarray(probs[:kept], dtype=np.float32)
+    kept = state.tokens()[:state.num_kept]
+    probs = np.asarray([prob for _, prob in kept], dtype=np.float32)
     return Decoded(
-        token_ids=tuple(ids[:kept]), probs=confidences,
-        min_prob=float(confidences.min(initial=1.0)), mask=np.zeros(kept, dtype=np.bool_),
-        eos_prob=None, text_bytes=text, stop_reason=reason,
+        token_ids=tuple(token_id for token_id, _ in kept), probs=probs,
+        min_prob=float(probs.min(initial=1.0)), mask=np.zeros(len(kept), dtype=np.bool_),
+        eos_prob=None, text_bytes=state.text, stop_reason=state.stop_reason,
         stats=OperationStats(
             num_reused=len(context) - num_prefilled, num_prefilled=num_prefilled,
-            num_decoded=len(ids), num_steps=num_steps))
-
-
-def _num_within(table: list[bytes], ids: Sequence[int], num_bytes: int) -> int:
-    """Tokens that lie within so many bytes as a whole."""
-    end = 0
-    for number, token_id in enumerate(ids):
-        end += len(table[token_id])
-        if end > num_bytes:
-            return number
-    return len(ids)
+            num_decoded=num_decoded, num_steps=num_decoded))
 
 
 def _greedy(logits: npt.NDArray[np.float32]) -> tuple[int, float]:

@@ -10,6 +10,7 @@ from flarecore.bench.harness import Progress, no_progress
 from flarecore.demo_data import DATA, demo_template
 from flarecore.eval.dataset import load_data
 from flarecore.eval.exemplars import PromptMaker, default_exemplars, load_exemplars
+from flarecore.eval.metrics import text_language
 from flarecore.retrieval.passage import Retriever
 from flarecore.templates import PromptTemplate
 
@@ -77,8 +78,8 @@ class LoopQuestions:
             retriever = BM25Retriever.build(passages, progress=progress)
             return cls("the demonstration's questions", _DEMO_QUESTIONS, retriever, demo_template())
         data = load_data(source.folder, prefix=source.prefix)
-        language = "zh" if any("\u4e00" <= c <= "\u9fff" for c in data.questions[0].text) else "en"
-        exemplars = load_exemplars(default_exemplars(data.questions, language))
+        language = text_language(data.questions[0].text)
+        exemplars = load_exemplars(default_exemplars(data.num_gold, language))
         # Running text keeps a small model in the format, whether it knows a chat or not.
         prompts = PromptMaker(exemplars, has_chat=False, style="text")
         retriever = BM25Retriever.build(data.passages, progress=progress)

@@ -110,5 +110,5 @@ def _show(
             for event in events:
                 view.handle(event)
         traces.append(events.result.trace)
-    print_numbers(console, total([trace.stats for trace in traces]))
+    print_numbers(console, total([trace.stats for trace in traces]), traces[0])
     return traces

@@ -55,6 +55,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="text put before every query, such as a product or a year")
     parser.add_argument("--filter", metavar="JSON",
                         help="metadata conditions of every search, such as '{\"lang\": \"en\"}'")
+    parser.add_argument("--passages", metavar="FILE",
+                        help="with --placement parallel: keep encoded passages in this file, for "
+                             "instance beside the index; it is made if it is not there")
     parser.add_argument("-v", "--verbose", action="store_true",
                         help="say what --quantize changed in the weights")
     add_trace_option(parser)
@@ -70,7 +73,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from flarecore.cli.display import make_console
-    from flarecore.cli.session import open_engine
+    from flarecore.cli.session import kept_passages, open_engine
     from flarecore.methods import make_method
 
     config, options = _config(args), _method_options(args.method_option)
@@ -79,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     filter = parse_filter(args.filter)
     notes = make_console(stderr=True)
     index = None if args.index is None else _load_index(args, notes)
-    with open_engine(args, notes) as engine:
+    with open_engine(args, notes) as engine, kept_passages(args.passages, engine):
         if args.preset != "default":
             config = _without_preset_only(args, config, options)
         flare = make_method(args.method, engine, index, config, **options)
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             with flare.stream(question, scope=args.scope, filter=filter) as events:
                 _print(args, flare, events, question)
             result = events.result
-            _tell_unsupported(result, notes)
+            _tell(result, notes)
         except FlarecoreError as error:
             # What led to the error is worth the most.
             if args.trace is not None and error.partial is not None:
@@ -98,11 +101,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_unsupported(result: FlareResult, notes: Console) -> None:
-    """Says so where the answer rests on nothing that was found."""
+def _tell(result: FlareResult, notes: Console) -> None:
+    """Says so where the answer is an approximation or rests on nothing that was found."""
     unsupported = sum(s.unsupported_because == "no_evidence" for s in result.sentences)
     first = result.trace.initial_retrieval
     found_first = first is not None and any(p.num_tokens > 0 for p in first.passages)
+    if result.trace.is_approximate and result.stats.num_retrievals:
+        notes.print("placement parallel is an approximation: passages were encoded on their own",
+                    style="dim")
     if unsupported:
         notes.print(f"no usable passage was found for {unsupported} of {len(result.sentences)} "
                     "sentences: they are the model's own", style="yellow")
@@ -118,7 +124,10 @@ def _config(args: argparse.Namespace) -> FlareConfig:
         given = "--method no-retrieval" if is_alone else "--no-retrieval"
         raise ConfigError(f"--index and {given} exclude each other")
     changes = {"gate": "never"} if args.no_retrieval else {}
-    return flare_config(args, **changes)
+    config = flare_config(args, **changes)
+    if args.passages is not None and config.placement != "parallel":
+        raise ConfigError("--passages goes with --placement parallel")
+    return config
 
 
 def _without_preset_only(
@@ -190,7 +199,7 @@ def _watch(flare: Flare, events: AnswerStream, question: str) -> None:
     with AnswerView(console, question, theta=theta, beta=beta) as view:
         for event in events:
             view.handle(event)
-    print_numbers(console, events.result.stats)
+    print_numbers(console, events.result.stats, events.result.trace)
 
 
 def _write_text(events: AnswerStream) -> None:

@@ -22,6 +22,7 @@ from flarecore.errors import (
     IndexFileError,
     ModelFileError,
     OutOfBlocksError,
+    PassageFileError,
     RetrievalError,
     UnsupportedError,
 )
@@ -31,6 +32,7 @@ __all__ = ["main"]
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 _HINTS: tuple[tuple[type[FlarecoreError], str], ...] = (
+    (PassageFileError, "delete the file of passages: it is made again where it is not there"),
     (IndexFileError, "build the index again: flarecore index SOURCE -o INDEX"),
     (ModelFileError, "'flarecore doctor' lists the models that are installed"),
     (ContextOverflowError, "lower --max-evidence-tokens, --k or --max-new-tokens, or use "

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flarecore.trace import FlareStats
+from flarecore.trace import FlareStats, Trace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,9 +20,15 @@ def total(stats: Sequence[FlareStats]) -> FlareStats:
     return FlareStats(**{name: sum(getattr(s, name) for s in stats) for name in names})
 
 
-def rows(stats: FlareStats) -> list[tuple[str, str, str]]:
-    """(name, value, remark) of every number."""
+def rows(stats: FlareStats, trace: Trace | None = None) -> list[tuple[str, str, str]]:
+    """(name, value, remark) of every number; `trace` is that of an answer among them."""
+    placed = [] if trace is None else [
+        ("placement", trace.placement,
+         "an approximation" if trace.is_approximate else "the model's own distribution")]
+    if trace is not None and trace.is_approximate:
+        placed.append(("passages encoded", f"{stats.num_encoded:,}", "kept for later answers"))
     return [
+        *placed,
         ("drafts that were looked up", f"{stats.num_triggers} of {stats.num_drafts}",
          "a confidence below θ"),
         ("searches", f"{stats.num_retrievals}", "those with the questions included"),
@@ -52,8 +58,8 @@ def comparison(stats: FlareStats) -> str:
     return f"{text}: {whole / stats.num_prefilled:.1f} times as many."
 
 
-def print_numbers(console: Console, stats: FlareStats) -> None:
-    """Prints all numbers as a table that fits narrow terminals."""
+def print_numbers(console: Console, stats: FlareStats, trace: Trace | None = None) -> None:
+    """Prints all numbers as a table that fits narrow terminals; arguments as for :func:`rows`."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -61,7 +67,7 @@ def print_numbers(console: Console, stats: FlareStats) -> None:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim", overflow="fold")
     wide = console.width >= 76
-    for name, value, remark in rows(stats):
+    for name, value, remark in rows(stats, trace):
         table.add_row(name, value, remark if wide else "")
     console.print(table)
     console.print()

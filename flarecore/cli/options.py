@@ -47,8 +47,11 @@ _LOOP: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("min_score", _FLOAT, "leave out passages with a lower score"),
     ("max_passage_tokens", _INT, "tokens of one passage"),
     ("max_evidence_tokens", _INT, "tokens of all passages together"),
-    ("placement", {"choices": ("prefix", "boundary")},
-     "where evidence stands: before the question (the paper) or after the answer so far"),
+    ("placement", {"choices": ("prefix", "boundary", "parallel")},
+     "where evidence stands: before the question (the paper), after the answer so far, or attached "
+     "before the question, each passage encoded once on its own (an approximation)"),
+    ("recompute_tokens", _INT,
+     "parallel: so many tokens before the sentence are computed again with the passages in view"),
     ("evidence_policy", {"choices": ("replace", "keep_first", "sticky")},
      "passages of a sentence: of its search only, the question's as well, or of all searches"),
     ("draft_context", {"choices": ("none", "last_evidence")},

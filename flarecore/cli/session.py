@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,30 @@ if TYPE_CHECKING:
 
     from flarecore.engine import Engine
 
-__all__ = ["open_engine"]
+__all__ = ["kept_passages", "open_engine"]
+
+
+@contextlib.contextmanager
+def kept_passages(path: str | None, engine: Engine) -> Iterator[None]:
+    """Uses the passages of a file, and adds to it what was encoded when the block ends well.
+
+    Raises
+    ------
+    IndexFileError
+        The file is damaged, belongs to another model, or cannot be written.
+    """
+    if path is None or engine.passages is None:
+        yield
+        return
+    from flarecore.passage_file import PassageKvFile
+
+    file = PassageKvFile.open(path, engine) if os.path.exists(path) else None
+    if file is not None:
+        engine.passages.attach_file(file)
+    yield
+    encoded = engine.passages.passages()
+    if encoded:
+        PassageKvFile.write(path, engine, [*(file.passages() if file else ()), *encoded])
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
-from flarecore.errors import ConfigError
+from flarecore.errors import ConfigError, UnsupportedError
 from flarecore.gpu.engine import Core
 from flarecore.gpu.kv_cache import KvSequence
 from flarecore.gpu.operation import GpuOperation
@@ -52,6 +52,21 @@ class GpuSequence:
     def token_ids(self) -> list[int]:
         with self._core.locked():
             return list(self._state.tokens)
+
+    @property
+    def num_head(self) -> int:
+        return 0
+
+    @property
+    def num_reserved(self) -> int:
+        return 0
+
+    def encode(self, *arguments: object) -> NoReturn:
+        raise _no_passages()
+
+    def attach(self, passages: Sequence[object], from_token: int) -> None:
+        if passages:
+            raise _no_passages()
 
     def truncate(self, num_tokens: int) -> None:
         self._core.truncate(self._state, num_tokens)
@@ -102,7 +117,9 @@ class GpuEngine:
         with contextlib.suppress(Exception):  # also where the interpreter is being torn down
             self.close()
 
-    def sequence(self) -> GpuSequence:
+    def sequence(self, num_head_tokens: int = 0, num_reserved: int = 0) -> GpuSequence:
+        if num_reserved:
+            raise _no_passages()
         return GpuSequence(self._core, self._core.open_sequence(), self._vocab_size)
 
     def check_integrity(self) -> None:
@@ -113,3 +130,9 @@ class GpuEngine:
 
     def close(self) -> None:
         self._core.shutdown()
+
+
+def _no_passages() -> UnsupportedError:
+    return UnsupportedError(
+        "a GPU engine does not encode passages on their own yet: use a CPU engine, or the "
+        "placement 'prefix' or 'boundary'")

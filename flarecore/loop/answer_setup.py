@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flarecore.config import FlareConfig
+from flarecore.loop.attaching import Reserved
 from flarecore.loop.evidence import EvidenceMaker
 from flarecore.loop.interfaces import EngineLike
 from flarecore.loop.joint import Joint
@@ -46,6 +47,8 @@ class AnswerSetup:
     method, method_options : str, Mapping
         Name of the method that writes the answer, and its own options, see
         :mod:`flarecore.methods`.
+    reserved : Reserved or None
+        Where passages are attached (placement ``parallel``).
     """
 
     engine: EngineLike
@@ -60,3 +63,10 @@ class AnswerSetup:
     clock: Callable[[], float]
     method: str = "flare"
     method_options: Mapping[str, Any] = field(default_factory=dict)
+    reserved: Reserved | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a sequence can hold, reserved positions left out."""
+        num_reserved = 0 if self.reserved is None else self.reserved.num_positions
+        return self.engine.model.config.context_length - num_reserved

@@ -85,15 +85,16 @@ class Asker:
     ) -> Steps[list[tuple[DecodedLike, int] | None]]:
         """What the model writes after each context, and its length; None where there is no room."""
         max_tokens = self._setup.config.max_query_tokens
-        limit = self._setup.engine.model.config.context_length
+        limit = self._setup.context_length
+        attached = step.current.attached
         fitting = [ids for ids in contexts if len(ids) + max_tokens <= limit]
         deadline_ms = self._deadline.remaining_ms()
         lines: list[Lineage] = []
         self._record.clock.enter("query")
         try:
             for ids in fitting:
-                lines.append(self._lineages.branch(ids))
-                lines[-1].align(ids)
+                lines.append(self._lineages.branch(ids, attached))
+                lines[-1].align(ids, attached)
 
             options: dict[str, Any] = {
                 "sampling": SamplingParams(), "until": "sentence", "pass_index": 0,

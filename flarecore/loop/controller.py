@@ -49,10 +49,10 @@ class AnswerLoop:
         self._record = Recorder(
             model=setup.engine.model.name, config=setup.config.to_dict(),
             question=setup.prompt.question_text, scope=setup.scope,
-            prompt_token_ids=setup.prompt.token_ids, clock=setup.clock,
-            method=setup.method, method_options=setup.method_options)
+            prompt_token_ids=setup.prompt.token_ids, placement=setup.config.placement,
+            clock=setup.clock, method=setup.method, method_options=setup.method_options)
         deadline = Deadline(setup.config.deadline_ms, setup.clock)
-        self._lineages = Lineages(setup.engine)
+        self._lineages = Lineages(setup.engine, setup.reserved)
         self._decode = DecodePass(setup, self._record, deadline, self._lineages)
         self._queries = QueryMaker(
             setup.engine.tokenizer, setup.config, setup.prompt.question_text, setup.scope,

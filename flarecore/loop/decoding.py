@@ -10,6 +10,7 @@ import numpy as np
 from flarecore.errors import ConfigError, ContextOverflowError
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.answer_text import token_pieces
+from flarecore.loop.attaching import Attaching
 from flarecore.loop.candidate import Candidate
 from flarecore.loop.effects import RunOperation, Steps
 from flarecore.loop.interfaces import DecodedLike
@@ -46,6 +47,8 @@ class DecodePass:
         self._record = record
         self._deadline = deadline
         self._lineages = lineages
+        self._attaching = Attaching(setup, lineages)
+        self._is_parallel = setup.config.placement == "parallel"
         # With drafts that see evidence there is one context at a time, and so one lineage.
         self._one_lineage = setup.config.draft_context == "last_evidence"
         # An evidence lineage is worth keeping only where the evidence stands before the answer;
@@ -60,18 +63,21 @@ class DecodePass:
         ContextOverflowError
             There is no room for all, and the options say to fail then.
         """
-        limit = self._setup.engine.model.config.context_length
+        limit = self._setup.context_length
         while True:
             ids = self._setup.prompt.layout(self._config.placement, placed, answer)
+            sees_from = None
+            if placed is not None and self._is_parallel:
+                sees_from = self._setup.prompt.first_seeing(placed, self._config.recompute_tokens)
             if len(ids) + max_tokens <= limit:
-                return View(placed, ids, max_tokens)
+                return View(placed, ids, max_tokens, sees_from)
             if self._config.overflow == "error":
                 raise ContextOverflowError(
                     f"a context of {len(ids)} tokens and {max_tokens} to generate does not fit "
                     f"into the model's context_length of {limit}; lower max_new_tokens or "
                     "max_evidence_tokens, or use overflow='drop_oldest'")
-            if placed is None:
-                return View(None, ids, limit - len(ids))
+            if placed is None or self._is_parallel:  # attached evidence takes no room
+                return View(placed, ids, limit - len(ids), sees_from)
             fewer = self._setup.maker.without_oldest(placed.evidence)
             placed = None if fewer is None else Placed(fewer, placed.boundary)
 
@@ -95,7 +101,7 @@ class DecodePass:
             text="", token_ids=(), tokens=(), probs=(), low=(), triggered=None, rule=None,
             stop_reason=candidate.stop_reason, pass_index=0, passage_ids=ids, num_context=0,
             num_reused=0, num_prefilled=0, num_decoded=0, num_proposed=0, num_accepted=0,
-            time_ms=0.0))
+            num_encoded=0, time_ms=0.0))
         yield  # makes this a part of the loop like the others
 
     def regenerate(self, view: View, step: SentenceStep, answer_text: str) -> Steps[Pass]:
@@ -137,7 +143,7 @@ class DecodePass:
         options: dict[str, Any] = {
             "sampling": config.sampling, "until": "sentence",
             "stop": (*config.stop, *self._setup.prompt.stop), "beta": config.beta,
-            "pass_index": pass_index, "deadline_ms": self._deadline.remaining_ms()}
+            "pass_index": pass_index}
         if proposal or lookup:
             options |= {"proposal": proposal, "lookup": lookup}
         threshold = stop_below(config) if may_stop else None
@@ -147,8 +153,11 @@ class DecodePass:
         on_evidence = view.placed is not None and not self._one_lineage
         self._record.clock.enter(phase)
         try:
-            lineage = self._lineages.take("evidence" if on_evidence else "draft", view.token_ids)
-            lineage.align(view.token_ids)
+            taken = yield from self._attaching.take(view, self._deadline.remaining_ms())
+            options["deadline_ms"] = self._deadline.remaining_ms()
+            lineage = self._lineages.take(
+                "evidence" if on_evidence else "draft", view.token_ids, taken.attached)
+            lineage.align(view.token_ids, taken.attached)
             if not on_evidence and not self._keeps_evidence:
                 self._lineages.release("evidence")
             decoded: DecodedLike = yield RunOperation(
@@ -166,9 +175,10 @@ class DecodePass:
             rule=None if judged is None else judged.rule,
             stop_reason=candidate.stop_reason, pass_index=pass_index,
             passage_ids=view.placed.evidence.passage_ids if view.placed else (), time_ms=time_ms,
-            **operation_counts(decoded.stats, len(view.token_ids)))
+            num_encoded=taken.num_encoded,
+            **operation_counts(decoded.stats, view.num_tokens, taken.num_prefilled))
         self._record.count_pass(trace)
-        return Pass(view, candidate, decoded.text_bytes, trace)
+        return Pass(view, candidate, decoded.text_bytes, trace, taken.attached)
 
     def _candidate(self, decoded: DecodedLike, index: int, answer_text: str) -> Candidate:
         tokenizer = self._setup.engine.tokenizer

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from flarecore.config import FlareConfig
 from flarecore.loop.interfaces import TokenizerLike
+from flarecore.loop.pieces import fill
 from flarecore.retrieval.passage import Passage
 from flarecore.templates import PromptTemplate, split_piece
 
 __all__ = ["Evidence", "EvidenceItem", "EvidenceMaker"]
+
+_TITLE_TOKENS = 32  # for what a passage of placement parallel has besides its text
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class EvidenceMaker:
     template : PromptTemplate
         How a passage is rendered.
     config : FlareConfig
-        ``evidence_policy``, ``min_score``, ``max_passage_tokens``, ``max_evidence_tokens``.
+        ``evidence_policy``, ``min_score``, ``max_passage_tokens``, ``max_evidence_tokens``,
+        ``placement``.
     """
 
     def __init__(
@@ -90,6 +94,22 @@ class EvidenceMaker:
         self._tokenizer = tokenizer
         self._template = template
         self._config = config
+        is_parallel = config.placement == "parallel"
+        self._piece = template.parallel_passage if is_parallel else template.passage
+
+    @property
+    def max_rendered_tokens(self) -> int | None:
+        """Most tokens of a rendered passage where it is encoded on its own, else None.
+
+        The text is cut to it; titles and ids have room for some tokens.
+        """
+        if self._config.placement != "parallel":
+            return None
+        names = {name for _, name in split_piece(self._piece)}
+        around = len(self._tokenizer.encode(fill(self._piece, text="", title="", id="")))
+        room = _TITLE_TOKENS if names & {"title", "id"} else 0
+        return min(self._config.max_passage_tokens + around + room,
+                   self._config.max_evidence_tokens)
 
     def make(
         self, passages: Sequence[Passage], previous: Evidence | None, step: int,
@@ -180,8 +200,10 @@ class EvidenceMaker:
     def _render(self, items: list[EvidenceItem]) -> Evidence | None:
         limit = self._config.max_evidence_tokens
         while items:
-            items = [dataclasses.replace(item, token_ids=self._rendered(number, item))
-                     for number, item in enumerate(items, start=1)]
+            items = [fitted for number, item in enumerate(items, start=1)
+                     if (fitted := self._fitted(number, item)) is not None]
+            if not items:
+                return None
             evidence = Evidence(tuple(items))
             if evidence.num_tokens <= limit:
                 return evidence
@@ -192,12 +214,24 @@ class EvidenceMaker:
             items[worst:worst + 1] = shorter
         return None
 
+    def _fitted(self, number: int, item: EvidenceItem) -> EvidenceItem | None:
+        """The passage as rendered, its text cut if that is too long; None if nothing is left."""
+        limit = self.max_rendered_tokens
+        while item.text:
+            ids = self._rendered(number, item)
+            if limit is None or len(ids) <= limit:
+                return dataclasses.replace(item, token_ids=ids)
+            num_text = len(self._tokenizer.encode(item.text))
+            item = dataclasses.replace(
+                item, text=self._cut(item.text, num_text - (len(ids) - limit)))
+        return None
+
     def _rendered(self, number: int, item: EvidenceItem) -> tuple[int, ...]:
         title = item.passage.title.encode("utf-8", "replace").decode("utf-8")
         values = {"number": str(number), "text": item.text, "title": title,
                   "id": item.passage.id.encode("utf-8", "replace").decode("utf-8")}
         text = "".join(literal + (values[name] if name is not None else "")
-                       for literal, name in split_piece(self._template.passage))
+                       for literal, name in split_piece(self._piece))
         return tuple(self._tokenizer.encode(text))
 
     def _cut(self, text: str, max_tokens: int) -> str:

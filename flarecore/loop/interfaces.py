@@ -16,11 +16,15 @@ from flarecore.sampling import SamplingParams
 
 __all__ = [
     "DecodedLike",
+    "EncodedLike",
     "EngineLike",
     "ModelConfigLike",
     "ModelLike",
     "OperationLike",
     "OperationStatsLike",
+    "ParallelEngineLike",
+    "ParallelSequenceLike",
+    "PassageCacheLike",
     "SequenceLike",
     "TokenizerLike",
 ]
@@ -175,6 +179,24 @@ class SequenceLike(Protocol):
         ...
 
 
+class ParallelSequenceLike(SequenceLike, Protocol):
+    """A sequence that passages can be attached to (placement ``parallel``)."""
+
+    def extend_async(
+        self, token_ids: Sequence[int], *, deadline_ms: float | None = ...
+    ) -> OperationLike[OperationStatsLike]:
+        """Appends tokens and prefills them."""
+        ...
+
+    def attach(self, passages: Sequence[Any], *, from_token: int | None = ...) -> object:
+        """Lets tokens from this one on see these passages and no others."""
+        ...
+
+    def detach(self) -> object:
+        """Takes the passages out of view."""
+        ...
+
+
 class TokenizerLike(Protocol):
     """Text to ids and back, exact on bytes."""
 
@@ -269,4 +291,45 @@ class EngineLike(Protocol):
 
     def sequence(self) -> SequenceLike:
         """A new, empty sequence."""
+        ...
+
+
+class EncodedLike(Protocol):
+    """A passage that was encoded, and what it cost."""
+
+    @property
+    def passage(self) -> Any:
+        """What a sequence attaches."""
+        ...
+
+    @property
+    def num_prefilled(self) -> int:
+        """Tokens that went through a forward pass for this request."""
+        ...
+
+
+class PassageCacheLike(Protocol):
+    """The passages that an engine has encoded."""
+
+    def get(self, head_ids: Sequence[int], token_ids: Sequence[int]) -> Any:
+        """A passage behind a head, or None if it is not known."""
+        ...
+
+    def fetch_async(self, sequence: Any, token_ids: Sequence[int]) -> OperationLike[EncodedLike]:
+        """Encodes a passage behind the head of a sequence."""
+        ...
+
+
+class ParallelEngineLike(EngineLike, Protocol):
+    """An engine whose sequences passages can be attached to."""
+
+    @property
+    def passages(self) -> PassageCacheLike:
+        """What it has encoded."""
+        ...
+
+    def sequence(
+        self, *, num_head_tokens: int = 0, num_reserved: int = 0
+    ) -> ParallelSequenceLike:
+        """A new, empty sequence with positions kept free behind its first tokens."""
         ...

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from flarecore.loop.interfaces import DecodedLike, EngineLike, OperationLike, SequenceLike
+from flarecore.loop.attaching import Attached, Reserved
+from flarecore.loop.interfaces import (
+    DecodedLike,
+    EngineLike,
+    OperationLike,
+    ParallelEngineLike,
+    ParallelSequenceLike,
+    SequenceLike,
+)
 
 __all__ = ["AlignStats", "Lineage", "Lineages", "common_prefix"]
 
@@ -44,23 +52,42 @@ class AlignStats:
 class Lineage:
     """One sequence and how it follows the context wanted next."""
 
-    def __init__(self, sequence: SequenceLike) -> None:
+    def __init__(self, sequence: SequenceLike, attached: Attached | None = None) -> None:
         self._sequence = sequence
+        self._attached = attached
         self._rest: tuple[int, ...] = ()
 
-    def num_shared(self, ids: Sequence[int]) -> int:
-        """Leading ids that need no prefill here."""
-        return common_prefix(self._sequence.token_ids, ids)
+    @property
+    def sequence(self) -> SequenceLike:
+        """The engine's sequence."""
+        return self._sequence
 
-    def align(self, ids: Sequence[int]) -> AlignStats:
+    def num_shared(self, ids: Sequence[int], attached: Attached | None = None) -> int:
+        """Leading ids that need no prefill here, with these passages in view."""
+        num_shared = common_prefix(self._sequence.token_ids, ids)
+        if attached != self._attached:
+            # Before their first reader, sequences with other passages are alike.
+            num_shared = min(num_shared, *(
+                a.from_token for a in (attached, self._attached) if a is not None))
+        return num_shared
+
+    def align(self, ids: Sequence[int], attached: Attached | None = None) -> AlignStats:
         """Makes the lineage a prefix of `ids` that the next :meth:`decode` completes.
 
         A sequence that is one already is not touched, so that a token looked at after the last
-        sentence is still there for the next.
+        sentence is still there for the next. `attached` are the passages that are in view.
         """
-        num_shared = self.num_shared(ids)
+        num_shared = self.num_shared(ids, attached)
+        changes = attached != self._attached
+        # Only what meets ParallelSequenceLike is asked to attach anything.
+        sequence = cast(ParallelSequenceLike, self._sequence)
+        if changes and self._attached is not None:
+            sequence.detach()
         if num_shared < self._sequence.num_tokens:
             self._sequence.truncate(num_shared)
+        if changes and attached is not None:
+            sequence.attach(attached.passages, from_token=attached.from_token)
+        self._attached = attached
         self._rest = tuple(ids[num_shared:])
         return AlignStats(num_shared, self._rest)
 
@@ -73,7 +100,7 @@ class Lineage:
 
     def fork(self) -> Lineage:
         """Another lineage with the same cached tokens."""
-        return Lineage(self._sequence.fork())
+        return Lineage(self._sequence.fork(), self._attached)
 
     def close(self) -> None:
         """Gives the cached blocks back."""
@@ -83,30 +110,41 @@ class Lineage:
 class Lineages:
     """The lineages of one answer, by name, opened when they are first needed."""
 
-    def __init__(self, engine: EngineLike) -> None:
+    def __init__(self, engine: EngineLike, reserved: Reserved | None = None) -> None:
         self._engine = engine
+        self._reserved = reserved
         self._open: dict[str, Lineage] = {}
 
-    def take(self, name: str, ids: Sequence[int]) -> Lineage:
+    def take(
+        self, name: str, ids: Sequence[int], attached: Attached | None = None
+    ) -> Lineage:
         """The lineage of that name, holding as much of `ids` as any lineage does."""
         own = self._open.get(name)
-        num_own = -1 if own is None else own.num_shared(ids)
+        num_own = -1 if own is None else own.num_shared(ids, attached)
         others = [line for other, line in self._open.items() if other != name]
-        best = max(others, key=lambda line: line.num_shared(ids), default=None)
-        if best is not None and best.num_shared(ids) > num_own:
+        best = max(others, key=lambda line: line.num_shared(ids, attached), default=None)
+        if best is not None and best.num_shared(ids, attached) > num_own:
             previous, own = own, best.fork()
             self._open[name] = own
             if previous is not None:
                 previous.close()
         if own is None:
-            self._open[name] = own = Lineage(self._engine.sequence())
+            self._open[name] = own = self._opened()
         return own
 
-    def branch(self, ids: Sequence[int]) -> Lineage:
+    def branch(self, ids: Sequence[int], attached: Attached | None = None) -> Lineage:
         """A lineage for one use, forked off the one that holds most of `ids`; close it."""
         best = max(
-            self._open.values(), key=lambda line: line.num_shared(ids), default=None)
-        return Lineage(self._engine.sequence()) if best is None else best.fork()
+            self._open.values(), key=lambda line: line.num_shared(ids, attached), default=None)
+        return self._opened() if best is None else best.fork()
+
+    def _opened(self) -> Lineage:
+        reserved = self._reserved
+        if reserved is None:
+            return Lineage(self._engine.sequence())
+        engine = cast(ParallelEngineLike, self._engine)
+        return Lineage(engine.sequence(
+            num_head_tokens=reserved.num_head, num_reserved=reserved.num_positions))
 
     def release(self, name: str) -> None:
         """Closes the lineage of that name, if it is open."""

@@ -7,6 +7,7 @@ A prompt is three runs of ids: `head` (instruction, exemplars, earlier turns), `
     prefix                head EVIDENCE question opening answer
     boundary, no answer   head question EVIDENCE opening
     boundary, at b > 0    head question opening answer[:b] EVIDENCE answer[b:]
+    parallel              head question opening answer, and EVIDENCE attached behind head
 
 where a chat closes the assistant's turn before EVIDENCE of the last kind and opens one after it.
 All of it is put together from ids; text that was encoded once is never encoded again.
@@ -67,11 +68,22 @@ class View:
         The context.
     max_tokens : int
         Most tokens to generate; below 1 if there is no room.
+    sees_from : int or None
+        Index of the first token that sees the evidence, where it is attached (placement
+        ``parallel``) and not among `token_ids`.
     """
 
     placed: Placed | None
     token_ids: list[int]
     max_tokens: int
+    sees_from: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in view, attached ones included."""
+        if self.placed is None or self.sees_from is None:
+            return len(self.token_ids)
+        return len(self.token_ids) + self.placed.evidence.num_tokens
 
 
 @dataclass(frozen=True)
@@ -119,13 +131,15 @@ class Prompt:
 
         Parameters
         ----------
-        placement : {"prefix", "boundary"}
+        placement : {"prefix", "boundary", "parallel"}
             Where evidence stands.
         placed : Placed or None
             Evidence in view.
         answer : sequence of int
             Ids accepted so far.
         """
+        if placement == "parallel":
+            return [*self.head, *self.question, *self.opening, *answer]
         if placed is None:
             return [*self.token_ids, *answer]
         passages = placed.evidence.token_ids
@@ -134,7 +148,8 @@ class Prompt:
             return [*self.head, *block.before, *passages, *block.after, *self.question,
                     *self.opening, *answer]
         if placement != "boundary":
-            raise ConfigError(f"placement must be 'prefix' or 'boundary', got {placement!r}")
+            raise ConfigError(
+                f"placement must be 'prefix', 'boundary' or 'parallel', got {placement!r}")
         if placed.boundary == 0:
             block = self.first_block
             return [*self.head, *self.question, *block.before, *passages, *block.after,
@@ -142,6 +157,27 @@ class Prompt:
         block = self.boundary_block
         return [*self.token_ids, *answer[:placed.boundary], *block.before, *passages, *block.after,
                 *answer[placed.boundary:]]
+
+    @property
+    def num_attach_head(self) -> int:
+        """Tokens before attached passages: the head, or less if nothing is behind it."""
+        num_tokens = len(self.head) + len(self.question) + len(self.opening)
+        return min(len(self.head), num_tokens - 1)
+
+    def first_seeing(self, placed: Placed, num_recomputed: int | None) -> int:
+        """Index of the first token that sees attached evidence.
+
+        Parameters
+        ----------
+        placed : Placed
+            The evidence.
+        num_recomputed : int or None
+            Tokens before its boundary that see it, at least 1; None: all behind the head.
+        """
+        if num_recomputed is None:
+            return self.num_attach_head
+        end = len(self.head) + len(self.question) + len(self.opening) + placed.boundary
+        return max(self.num_attach_head, end - num_recomputed)
 
     def max_block_tokens(self, placement: str) -> int:
         """Most tokens that evidence adds besides its passages."""

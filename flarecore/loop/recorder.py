@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flarecore.events import Event, SentenceAccepted
+from flarecore.loop.attaching import Attached
 from flarecore.loop.candidate import Candidate
 from flarecore.loop.effects import EmitEvent, Steps
 from flarecore.loop.interfaces import OperationStatsLike
@@ -28,12 +29,16 @@ __all__ = ["Pass", "Recorder", "SentenceStep", "operation_counts"]
 
 @dataclass(frozen=True)
 class Pass:
-    """A finished pass of the decoder: its context, the sentence, its exact bytes, its trace."""
+    """A finished pass of the decoder: its context, the sentence, its exact bytes, its trace.
+
+    `attached` are the passages that were attached to the context (placement ``parallel``).
+    """
 
     view: View
     candidate: Candidate
     text_bytes: bytes
     trace: PassTrace
+    attached: Attached | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -96,7 +101,7 @@ class Recorder:
 
     Parameters
     ----------
-    model, config, question, scope, prompt_token_ids, method, method_options
+    model, config, question, scope, prompt_token_ids, placement, method, method_options
         As in :class:`flarecore.trace.Trace`.
     clock : callable
         Monotonic seconds.
@@ -104,12 +109,13 @@ class Recorder:
 
     def __init__(
         self, *, model: str, config: Mapping[str, Any], question: str | None, scope: str | None,
-        prompt_token_ids: tuple[int, ...], clock: Callable[[], float], method: str,
-        method_options: Mapping[str, Any],
+        prompt_token_ids: tuple[int, ...], placement: str, clock: Callable[[], float],
+        method: str, method_options: Mapping[str, Any],
     ) -> None:
         self._fixed: dict[str, Any] = {
             "model": model, "config": config, "question": question, "scope": scope,
-            "prompt_token_ids": prompt_token_ids, "method": method,
+            "prompt_token_ids": prompt_token_ids, "placement": placement,
+            "is_approximate": placement == "parallel", "method": method,
             "method_options": method_options}
         self.clock = PhaseClock(clock)
         self.gate: str | None = None
@@ -130,7 +136,8 @@ class Recorder:
 
     def count_pass(self, trace: PassTrace) -> None:
         """Adds what a pass cost."""
-        names = ("num_prefilled", "num_decoded", "num_reused", "num_proposed", "num_accepted")
+        names = ("num_prefilled", "num_decoded", "num_reused", "num_proposed", "num_accepted",
+                 "num_encoded")
         self.count(**{name: getattr(trace, name) for name in names})
 
     def stats(self) -> FlareStats:
@@ -148,13 +155,19 @@ class Recorder:
         return FlareResult(text, tuple(self.accepted), token_ids, stop_reason, trace)
 
 
-def operation_counts(stats: OperationStatsLike, num_context: int) -> dict[str, int]:
-    """Token counts of a pass over a context of so many tokens."""
+def operation_counts(
+    stats: OperationStatsLike, num_context: int, num_prefilled_before: int = 0
+) -> dict[str, int]:
+    """Token counts of a pass over a context of so many tokens.
+
+    `num_prefilled_before` tokens of it were prefilled to make it ready for the pass.
+    """
+    num_prefilled = stats.num_prefilled + num_prefilled_before
     return {
         "num_context": num_context,
         # What was not fed was there: in the sequence, or found by the engine's prefix cache.
-        "num_reused": max(num_context - stats.num_prefilled, 0),
-        "num_prefilled": stats.num_prefilled,
+        "num_reused": max(num_context - num_prefilled, 0),
+        "num_prefilled": num_prefilled,
         "num_decoded": stats.num_decoded,
         "num_proposed": stats.num_proposed,
         "num_accepted": stats.num_accepted,

@@ -13,9 +13,11 @@ __all__ = ["check_room"]
 
 def check_room(
     config: FlareConfig, prompt: Prompt, template: PromptTemplate, pieces: PieceEncoder,
-    context_length: int,
+    context_length: int, num_reserved: int = 0,
 ) -> None:
     """Refuses a prompt that leaves too little room.
+
+    `num_reserved` positions are kept free for attached passages (placement ``parallel``).
 
     Raises
     ------
@@ -24,11 +26,14 @@ def check_room(
         no room for one sentence.
     """
     parts = {"prompt": len(prompt.token_ids)}
+    if num_reserved:
+        parts["positions for passages"] = num_reserved
     if config.overflow == "error":
         parts["max_new_tokens"] = config.max_new_tokens
         if config.may_retrieve:
-            parts["max_evidence_tokens"] = config.max_evidence_tokens
-            parts["text around the evidence"] = prompt.max_block_tokens(config.placement)
+            if config.placement != "parallel":
+                parts["max_evidence_tokens"] = config.max_evidence_tokens
+                parts["text around the evidence"] = prompt.max_block_tokens(config.placement)
             if config.query in ("question", "keywords"):
                 parts["writing a query"] = _num_query_tokens(config, prompt, template, pieces)
     else:

@@ -105,7 +105,8 @@ class DecompositionLoop(PieceLoop):
             blank = newline * num_blank
             room = view.max_tokens - len(blank)
             line = yield from self._more(
-                View(view.placed, [*view.token_ids, *blank], room), None,
+                dataclasses.replace(
+                    view, token_ids=[*view.token_ids, *blank], max_tokens=room), None,
                 until="eos", stop=("\n",))
             is_blank = line.is_empty and line.candidate.stop_reason == "stop_string"
             if not is_blank or room <= len(newline):

@@ -50,7 +50,8 @@ class PieceLoop(AnswerLoop):
         """A piece written on: the pass after it."""
         if piece is not None:
             ids = piece.candidate.token_ids
-            view = View(view.placed, [*view.token_ids, *ids], view.max_tokens - len(ids))
+            view = dataclasses.replace(
+                view, token_ids=[*view.token_ids, *ids], max_tokens=view.max_tokens - len(ids))
         if (limit := how.pop("max_tokens", None)) is not None:
             view = dataclasses.replace(view, max_tokens=min(limit, view.max_tokens))
         # Pieces after different searches must not share random numbers: which tokens were thrown
@@ -128,5 +129,6 @@ def joined_pass(first: Pass | None, more: Pass) -> Pass:
         tokens=token_pieces(candidate.token_bytes), probs=a.probs + b.probs, low=a.low + b.low,
         num_context=a.num_context, num_reused=a.num_reused, num_prefilled=a.num_prefilled,
         num_decoded=a.num_decoded + b.num_decoded, num_proposed=a.num_proposed + b.num_proposed,
-        num_accepted=a.num_accepted + b.num_accepted, time_ms=a.time_ms + b.time_ms)
-    return Pass(first.view, candidate, data, trace)
+        num_accepted=a.num_accepted + b.num_accepted, num_encoded=a.num_encoded + b.num_encoded,
+        time_ms=a.time_ms + b.time_ms)
+    return Pass(first.view, candidate, data, trace, more.attached)

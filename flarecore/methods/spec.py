@@ -21,7 +21,7 @@ COMMON = ("max_sentences", "max_new_tokens", "max_draft_tokens", "deadline_ms", 
 """Options of :class:`FlareConfig` that apply to every method."""
 
 EVIDENCE = ("gate", "k", "min_score", "max_passage_tokens", "max_evidence_tokens", "placement",
-            "no_evidence", "max_query_tokens")
+            "recompute_tokens", "no_evidence", "max_query_tokens")
 """Options that apply to every method that retrieves."""
 
 _DEFAULTS = FlareConfig()

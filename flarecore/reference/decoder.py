@@ -64,7 +64,10 @@ class ReferenceDecoder:
         self._dtype = np.dtype(dtype)
         self._is_int8 = compute == "int8"
 
-    def logits(self, token_ids: Sequence[int], *, last: int | None = None) -> Array:
+    def logits(
+        self, token_ids: Sequence[int], *, last: int | None = None,
+        positions: Sequence[int] | None = None, visible: Array | None = None,
+    ) -> Array:
         """Run the model over a sequence.
 
         Parameters
@@ -73,6 +76,10 @@ class ReferenceDecoder:
             (T,) At least one token.
         last
             Give the logits of only the last so many tokens; all by default.
+        positions
+            (T,) Rotary positions; 0, 1, … by default.
+        visible
+            (T, T) bool, what each token (row) sees; itself and all before it by default.
 
         Returns
         -------
@@ -83,10 +90,13 @@ class ReferenceDecoder:
         if not token_ids:
             raise ConfigError("a forward pass needs at least one token, got none")
         x = weights.tensors["token_embd.weight"][list(token_ids)].astype(self._dtype)
-        positions = np.arange(len(token_ids), dtype=np.float64)
-        angles = (positions[:, None] * shape.inverse_frequencies[None, :]).astype(self._dtype)
+        num_tokens = len(token_ids)
+        places = np.asarray(range(num_tokens) if positions is None else positions, np.float64)
+        if visible is None:
+            visible = np.tril(np.ones((num_tokens, num_tokens), dtype=bool))
+        angles = (places[:, None] * shape.inverse_frequencies[None, :]).astype(self._dtype)
         for layer in range(shape.num_layers):
-            x = x + self._attention(layer, self._norm(layer, "attn_norm", x), angles)
+            x = x + self._attention(layer, self._norm(layer, "attn_norm", x), angles, visible)
             x = x + self._feed_forward(layer, self._norm(layer, "ffn_norm", x))
         x = x[-last:] if last is not None else x
         x = _rms_norm(x, self._cast(weights.tensors["output_norm.weight"]), shape.rms_eps)
@@ -118,8 +128,8 @@ class ReferenceDecoder:
     def _norm(self, layer: int, name: str, x: Array) -> Array:
         return _rms_norm(x, self._cast(self.weights.layer(layer, name)), self.shape.rms_eps)
 
-    def _attention(self, layer: int, x: Array, angles: Array) -> Array:
-        """Causal grouped-query attention. x (T, hidden) -> (T, hidden)."""
+    def _attention(self, layer: int, x: Array, angles: Array, visible: Array) -> Array:
+        """Grouped-query attention. x (T, hidden), visible (T, T) -> (T, hidden)."""
         shape, num_tokens = self.shape, len(x)
         q = self._linear(layer, "attn_q", x).reshape(num_tokens, shape.num_heads, shape.head_dim)
         k = self._linear(layer, "attn_k", x).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
@@ -127,7 +137,6 @@ class ReferenceDecoder:
         q, k = _rotate(q, angles), _rotate(k, angles)
         if self._is_int8:
             k, v = (kv.astype(np.float16).astype(self._dtype) for kv in (k, v))
-        visible = np.tril(np.ones((num_tokens, num_tokens), dtype=bool))
         heads = np.empty_like(q)
         for head in range(shape.num_heads):
             kv_head = head // (shape.num_heads // shape.num_kv_heads)

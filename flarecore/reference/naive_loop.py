@@ -3,7 +3,7 @@
 Written from design 3.1-3.5 and the paper (Jiang et al. 2023, arXiv 2305.06983, section 3.2), apart
 from the controller, so that the two can be compared: no cache, no speculation, no forks, one token
 at a time. It does what is needed for that comparison: all triggers but callables, masked queries,
-both placements, all evidence policies, ``accept_draft`` where no passage is found.
+all placements, all evidence policies, ``accept_draft`` where no passage is found.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from flarecore.reference.naive_prompt import NaiveEvidence, NaivePrompt, NaiveTo
 from flarecore.reference.naive_rules import choose_passages, first_low_end, is_triggered
 from flarecore.reference.naive_types import (
     NaiveAnswer,
+    NaiveAttached,
     NaiveOptions,
     NaivePass,
     NaiveSentence,
@@ -67,13 +68,14 @@ class _Loop:
         )
         if not passages:
             return None
-        tokens: list[int] = []
-        for number, passage in enumerate(passages, start=1):
-            rendered = self.prompt.passage.format(
-                number=number, text=self.cut(passage.text), title=passage.title, id=passage.id
-            )
-            tokens += self.tokenizer.encode(rendered)
-        return NaiveEvidence(tuple(passages), tokens, len(self.answer.token_ids))
+        is_parallel = self.options.placement == "parallel"
+        piece = self.prompt.parallel_passage if is_parallel else self.prompt.passage
+        rendered = [
+            self.tokenizer.encode(piece.format(
+                number=number, text=self.cut(passage.text), title=passage.title, id=passage.id))
+            for number, passage in enumerate(passages, start=1)
+        ]
+        return NaiveEvidence(tuple(passages), tuple(rendered), len(self.answer.token_ids))
 
     def cut(self, text: str) -> str:
         """The start of a passage that fits max_passage_tokens, whole characters only."""
@@ -90,7 +92,8 @@ class _Loop:
         context = self.prompt.context(options.placement, evidence, written)
         self.answer.num_prefilled += len(context)
         limit = min(options.max_draft_tokens, options.max_new_tokens - len(written))
-        next_token = self.source.stream(context, pass_index)
+        attached = self.attached(evidence) if options.placement == "parallel" else None
+        next_token = self.source.stream(context, pass_index, attached)
         ids: list[int] = []
         probs: list[float] = []
         end_reason = "max_tokens"
@@ -109,6 +112,22 @@ class _Loop:
         return NaivePass(
             tuple(ids[:num_tokens]), np.array(probs[:num_tokens], dtype=np.float32), end_reason
         )
+
+    def attached(self, evidence: NaiveEvidence | None) -> NaiveAttached:
+        """Passages beside the context (placement ``parallel``); without evidence, their room."""
+        prompt, options = self.prompt, self.options
+        around = prompt.parallel_passage.format(text="", title="", id="")
+        num_reserved = options.max_passage_tokens + len(self.tokenizer.encode(around))
+        num_prompt = len(prompt.head) + len(prompt.asked) + len(prompt.opening)
+        num_head = min(len(prompt.head), num_prompt - 1)
+        if evidence is None:
+            return NaiveAttached(num_head, num_reserved, (), num_head)
+        self.answer.num_prefilled += len(evidence.token_ids)
+        sees_from = num_head
+        if options.recompute_tokens is not None:
+            end = num_prompt + evidence.boundary
+            sees_from = max(num_head, end - options.recompute_tokens)
+        return NaiveAttached(num_head, num_reserved, evidence.rendered, sees_from)
 
     def is_settled(self, ids: list[int]) -> bool:
         """Whether so much text follows the first sentence that no more can move its end."""

@@ -6,6 +6,7 @@ The layouts are those of design 3.5::
     prefix                head EVIDENCE asked opening answer
     boundary, no answer   head asked EVIDENCE opening
     boundary, at b > 0    head asked opening answer[:b] EVIDENCE answer[b:]
+    parallel              head asked opening answer, EVIDENCE attached behind head
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class NaiveTemplate(Protocol):
     def first_evidence(self) -> str: ...
     @property
     def boundary_evidence(self) -> str: ...
+    @property
+    def parallel_passage(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,13 @@ class NaiveEvidence:
     """Rendered passages, and the answer length at which they were retrieved."""
 
     passages: tuple[Any, ...]
-    token_ids: list[int]
+    rendered: tuple[list[int], ...]
     boundary: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of all passages."""
+        return [token_id for run in self.rendered for token_id in run]
 
     @property
     def passage_ids(self) -> tuple[str, ...]:
@@ -89,6 +97,8 @@ class NaivePrompt:
         (before, after) ids around the passages in the three layouts with evidence.
     passage
         How a passage is rendered: ``{number}``, ``{title}``, ``{text}``, ``{id}``.
+    parallel_passage
+        The same for placement ``parallel``; without ``{number}``.
     question
         The question as text: the first query.
     reopens_turn
@@ -104,6 +114,7 @@ class NaivePrompt:
     passage: str
     question: str
     reopens_turn: bool = False
+    parallel_passage: str = "Search result: {text}\n"
 
     def context(
         self, placement: str, evidence: NaiveEvidence | None, answer: list[int]
@@ -113,19 +124,20 @@ class NaivePrompt:
         Parameters
         ----------
         placement
-            ``"prefix"`` or ``"boundary"``.
+            ``"prefix"``, ``"boundary"`` or ``"parallel"``.
         evidence
             Passages in view, if any.
         answer
             Accepted ids.
         """
         head, asked, opening = list(self.head), list(self.asked), list(self.opening)
-        if evidence is None:
+        if evidence is None or placement == "parallel":
             return head + asked + opening + answer
         if placement == "prefix":
             return head + _around(self.prefix_block, evidence) + asked + opening + answer
         if placement != "boundary":
-            raise ConfigError(f"placement must be 'prefix' or 'boundary', got {placement!r}")
+            raise ConfigError(
+                f"placement must be 'prefix', 'boundary' or 'parallel', got {placement!r}")
         if evidence.boundary == 0:
             return head + asked + _around(self.first_block, evidence) + opening + answer
         before, after = answer[: evidence.boundary], answer[evidence.boundary :]
@@ -162,5 +174,6 @@ def base_prompt(tokenizer: NaiveTokenizer, template: NaiveTemplate, question: st
         first_block=block(template.first_evidence),
         boundary_block=block(template.boundary_evidence),
         passage=template.passage,
+        parallel_passage=template.parallel_passage,
         question=question,
     )

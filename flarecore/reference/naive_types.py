@@ -8,16 +8,33 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["NaiveAnswer", "NaiveOptions", "NaivePass", "NaiveSentence", "TokenSource"]
+__all__ = [
+    "NaiveAnswer",
+    "NaiveAttached",
+    "NaiveOptions",
+    "NaivePass",
+    "NaiveSentence",
+    "TokenSource",
+]
+
+
+@dataclass(frozen=True)
+class NaiveAttached:
+    """Passages beside a context, and positions reserved for them; see ``reference.parallel``."""
+
+    num_head: int
+    num_reserved: int
+    passages: tuple[list[int], ...]
+    sees_from: int
 
 
 class TokenSource(Protocol):
     """A model, asked from scratch for each sentence."""
 
     def stream(
-        self, token_ids: Sequence[int], pass_index: int
+        self, token_ids: Sequence[int], pass_index: int, attached: NaiveAttached | None = None
     ) -> Callable[[], tuple[int | None, float]]:
-        """Prefill a context into a new sequence.
+        """Prefill a context into a new sequence, with passages attached to it if any are given.
 
         Each call of what is returned appends one more token and gives its id and confidence; None
         for the id is the end of the text.
@@ -40,6 +57,7 @@ class NaiveOptions:
     min_span_chars: int = 4
     evidence_policy: str = "replace"
     placement: str = "prefix"
+    recompute_tokens: int | None = 64
     draft_context: str = "none"
     initial_retrieval: bool = True
     trigger_punctuation: bool = False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from flarecore.reference.naive_types import NaiveAttached
+from flarecore.reference.parallel import MaskedDecoder, open_parallel
 from flarecore.reference.sampler import sample
 
 __all__ = ["ReferenceTokenSource", "SteppingDecoder"]
@@ -33,7 +35,7 @@ class ReferenceTokenSource:
     Parameters
     ----------
     decoder
-        `ReferenceDecoder` or `TransformersDecoder`.
+        `ReferenceDecoder` or `TransformersDecoder`; with attached passages it must take masks.
     end_of_text
         Token ids that end the text.
     sampling
@@ -51,11 +53,16 @@ class ReferenceTokenSource:
         self._sampling = dict(sampling or {})
 
     def stream(
-        self, token_ids: Sequence[int], pass_index: int
+        self, token_ids: Sequence[int], pass_index: int, attached: NaiveAttached | None = None
     ) -> Callable[[], tuple[int | None, float]]:
         """See `TokenSource.stream`."""
         ids = list(token_ids)
-        step = self._decoder.open(ids)
+        if attached is None:
+            step = self._decoder.open(ids)
+        else:
+            step = open_parallel(
+                cast(MaskedDecoder, self._decoder), ids, attached.num_head, attached.num_reserved,
+                attached.passages, attached.sees_from)
         last: int | None = None
 
         def next_token() -> tuple[int | None, float]:

@@ -135,13 +135,36 @@ class TransformersDecoder:
         self._cache_argument = "cache" if "cache" in known else "past_key_values"
 
     def logits(
-        self, token_ids: Sequence[int], *, last: int | None = None
+        self, token_ids: Sequence[int], *, last: int | None = None,
+        positions: Sequence[int] | None = None, visible: npt.NDArray[np.bool_] | None = None,
     ) -> npt.NDArray[np.float32]:
-        """(T, V) float32 logits of every token of one sequence, or (last, V) of the last ones."""
+        """(T, V) float32 logits of every token of one sequence, or (last, V) of the last ones.
+
+        `positions` (T,) and `visible` (T, T) as for
+        :meth:`flarecore.reference.decoder.ReferenceDecoder.logits`, given together; layers with a
+        window hide what is too far away by position as well.
+        """
         ids = self._torch.tensor([list(token_ids)])
+        options: dict[str, Any] = {}
+        if positions is not None and visible is not None:
+            options = {
+                "position_ids": self._torch.tensor([list(positions)]),
+                "attention_mask": self._masks(np.asarray(positions), visible)}
         with self._torch.no_grad():
-            out = self.model(ids, use_cache=False, logits_to_keep=last or 0)
+            out = self.model(ids, use_cache=False, logits_to_keep=last or 0, **options)
         return np.asarray(out.logits[0].numpy())
+
+    def _masks(self, positions: npt.NDArray[Any], visible: npt.NDArray[np.bool_]) -> Any:
+        """(1, 1, T, T) what is added to scores; for Gemma one for each kind of layer."""
+        def mask(seen: npt.NDArray[np.bool_]) -> Any:
+            added = np.where(seen, np.float32(0), np.finfo(np.float32).min)
+            return self._torch.from_numpy(added.astype(np.float32)[None, None])
+
+        window = getattr(self.model.config, "sliding_window", None)
+        if window is None:
+            return mask(visible)
+        is_near = positions[:, None] - positions[None, :] < window
+        return {"full_attention": mask(visible), "sliding_attention": mask(visible & is_near)}
 
     def open(self, token_ids: Sequence[int]) -> Callable[[int | None], npt.NDArray[np.float32]]:
         """Step through a sequence: see `flarecore.reference.token_source`."""

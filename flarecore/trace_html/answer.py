@@ -18,6 +18,7 @@ from flarecore.trace_html.sentence import (
     token_segments,
 )
 from flarecore.trace_html.tokens import NUM_LEVELS
+from flarecore.wording import placement_words
 
 __all__ = ["answer_body", "heading_of"]
 
@@ -64,8 +65,9 @@ def _facts(trace: Trace, settings: Settings) -> Markup:
                   if value is not None]
     parts += [(sign, f"{value:g}") for sign, value in
               (("θ", settings.theta), ("β", settings.beta)) if value is not None]
+    parts.append(("placement", placement_words(trace.placement, trace.is_approximate)))
     parts += [(name, shown_value(trace.config[name]))
-              for name in ("placement", "k", "draft_context") if name in trace.config]
+              for name in ("k", "draft_context") if name in trace.config]
     if trace.scope is not None:
         parts.append(("scope", trace.scope))
     parts.append(("prompt", count(len(trace.prompt_token_ids), "token")))
@@ -120,6 +122,9 @@ def _tiles(trace: Trace) -> Markup:
     if context > 0:
         tiles.append((percent(stats.num_reused, context), "of the context reused",
                       f"{count(stats.num_prefilled)} of {count(context)} tokens prefilled"))
+    if trace.is_approximate:
+        tiles.append((count(stats.num_encoded), "passages encoded on their own",
+                      "the others were there already; none saw another one"))
     if stats.num_proposed > 0:
         tiles.append((percent(stats.num_accepted, stats.num_proposed), "of proposals right",
                       f"{count(stats.num_accepted)} of {count(stats.num_proposed, 'token')}"))
