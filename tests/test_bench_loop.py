@@ -154,13 +154,15 @@ def test_loop_rows(capsys, monkeypatch):
     monkeypatch.setattr("flarecore.bench.machine._LARGE_BYTES", 1 << 20)
     rows = rows_of(capsys, "loop", "--questions", "1", "--tokens", "4")
     names = [row["engine"] for row in rows]
-    assert names[:3] == ["flarecore prefix", "flarecore prefix, no proposals",
-                         "flarecore boundary"]
+    assert names == ["flarecore prefix", "flarecore prefix, no proposals", "flarecore boundary",
+                     "flarecore parallel", "flarecore parallel, kept passages"]
     for row in rows:
         assert row["values"]["num_sentences"] > 0 and row["seconds"]["median"] > 0
     with_proposals, without = rows[0]["values"], rows[1]["values"]
     assert without["accepted_per_token"] == 0
     assert with_proposals["decoded_per_token"] <= without["decoded_per_token"]
+    # What was kept is not encoded again.
+    assert rows[4]["values"]["prefilled_per_token"] < rows[3]["values"]["prefilled_per_token"]
 
 
 def test_a_retrieval_at_the_boundary_costs_the_same_however_long_the_answer(capsys, monkeypatch):
@@ -169,8 +171,9 @@ def test_a_retrieval_at_the_boundary_costs_the_same_however_long_the_answer(caps
     rows = rows_of(capsys, "growth", "--model", model, "--answers", "0,64,256")
     prefilled = {(row["engine"], row["params"]["answer_tokens"]): row["values"]["num_prefilled"]
                  for row in rows}
-    boundary = [prefilled["flarecore boundary", n] for n in (64, 256)]
-    assert boundary[0] == boundary[1]
+    for placement in ("boundary", "parallel"):
+        at = [prefilled[f"flarecore {placement}", n] for n in (64, 256)]
+        assert at[0] == at[1]
     assert prefilled["flarecore prefix", 256] == prefilled["flarecore prefix", 64] + 192
 
 

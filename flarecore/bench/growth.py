@@ -13,14 +13,18 @@ from flarecore.bench.harness import Case, Quantiles, run_rounds
 from flarecore.bench.llama_runner import LlamaRunner
 from flarecore.bench.rows import Report, Row
 from flarecore.bench.session import Session
+from flarecore.config import FlareConfig
 from flarecore.engine import Engine
 from flarecore.errors import ConfigError
 from flarecore.loop.evidence import Evidence, EvidenceItem
 from flarecore.loop.prompt import Placed, Prompt
 from flarecore.loop.prompt_builder import PromptBuilder
+from flarecore.passage_kv import PassageKv
 from flarecore.retrieval.passage import Passage
 
 __all__ = ["GrowthOptions", "measure"]
+
+_RECOMPUTED = FlareConfig().recompute_tokens or 1
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,34 @@ class _Own(_Retrieval):
         self._sequence.close()
 
 
+class _Attached(_Own):
+    """flarecore, placement ``parallel``: a passage that is encoded already is attached."""
+
+    def open(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sequence = engine.sequence(
+            self.trunk, num_head_tokens=self._prompt.num_attach_head,
+            num_reserved=self._num_evidence)
+        self._sequence.decode(1, until="eos", ignore_eos=True)
+        self._passage: PassageKv | None = None
+
+    def case(self, name: str) -> Case:
+        def prepare() -> None:
+            ids = self._session.own.salted(self._session.context(self._num_evidence, 3))
+            self._passage = self._sequence.encode_passage(ids)
+
+        def run() -> None:
+            assert self._passage is not None, "prepared before"
+            with self._sequence.fork() as sequence:
+                sequence.truncate(len(self.trunk))
+                seen = max(self._prompt.num_attach_head, len(self.trunk) - _RECOMPUTED)
+                sequence.attach([self._passage], from_token=seen)
+                decoded = sequence.decode(1, until="eos", ignore_eos=True)
+            self.num_prefilled = decoded.stats.num_prefilled
+
+        return Case(name, run, prepare)
+
+
 class _Peer(_Retrieval):
     """llama.cpp with its prefix cache."""
 
@@ -129,8 +161,8 @@ def _measure_length(
     found: dict[str, _Retrieval] = {}
     cases: list[Case] = []
     try:
-        for placement in ("prefix", "boundary"):
-            own = _Own(session, prompt, placement, answer, options.evidence_tokens)
+        for placement, kind in (("prefix", _Own), ("boundary", _Own), ("parallel", _Attached)):
+            own = kind(session, prompt, placement, answer, options.evidence_tokens)
             own.open(engine)
             name = f"flarecore {placement}"
             found[name] = own

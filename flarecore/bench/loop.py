@@ -7,8 +7,10 @@ each engine has its own arithmetic: times are per accepted sentence, counts per 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flarecore.bench.harness import Case, Quantiles, ratios, run_rounds
@@ -24,9 +26,10 @@ from flarecore.engine import Engine
 from flarecore.errors import ConfigError
 from flarecore.flare import Flare
 from flarecore.loop.interfaces import EngineLike
+from flarecore.passage_file import PassageKvFile
 from flarecore.result import FlareResult
 
-__all__ = ["LoopOptions", "Mode", "Totals", "measure", "own_modes", "peer_modes"]
+__all__ = ["KeptPassages", "LoopOptions", "Mode", "Totals", "measure", "own_modes", "peer_modes"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class Mode:
         self._open_engine = open_engine
         self._num_questions = num_questions
         self._engine: Any = None
+        self.on_close: Callable[[Any], None] | None = None
 
     def prepare(self) -> None:
         """Opens an engine that remembers nothing of the run before."""
@@ -139,25 +143,65 @@ class Mode:
 
     def close(self) -> None:
         """Closes its engine."""
+        if self._engine is not None and self.answers and self.on_close is not None:
+            self.on_close(self._engine)
         close = getattr(self._engine, "close", None)
         if close is not None:
             close()
         self._engine = None
 
 
-def own_modes(session: Session, options: LoopOptions, questions: LoopQuestions) -> list[Mode]:
-    """flarecore's placements, and the first of them without proposals."""
+class KeptPassages:
+    """A file of the passages that a first run encoded, for the engines of later ones.
+
+    Parameters
+    ----------
+    session : Session
+        Model and arithmetic.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._folder = tempfile.TemporaryDirectory(prefix="flarecore-bench-")
+        self._file = Path(self._folder.name) / "passages.kv"
+
+    def open_engine(self) -> Engine:
+        """An engine that has seen nothing but these passages."""
+        engine = Engine(self._session.model, compute=self._session.own.compute)
+        if self._file.exists():
+            assert engine.passages is not None, "the benchmark runs on a CPU"
+            engine.passages.attach_file(PassageKvFile.open(self._file, engine))
+        return engine
+
+    def keep(self, engine: Engine) -> None:
+        """Writes what the first run encoded."""
+        if not self._file.exists() and engine.passages is not None:
+            PassageKvFile.write(self._file, engine, engine.passages.passages())
+
+    def close(self) -> None:
+        """Removes the file."""
+        self._folder.cleanup()
+
+
+def own_modes(
+    session: Session, options: LoopOptions, questions: LoopQuestions, kept: KeptPassages
+) -> list[Mode]:
+    """flarecore's placements; the first without proposals, the last with passages from a file."""
     def open_engine() -> EngineLike:
         return Engine(session.model, compute=session.own.compute)
 
-    def mode(name: str, **changes: Any) -> Mode:
-        return Mode(f"flarecore {name}", options.config(questions, **changes), questions,
-                    open_engine, options.num_questions)
+    def mode(name: str, opener: Callable[[], EngineLike] = open_engine, **changes: Any) -> Mode:
+        return Mode(f"flarecore {name}", options.config(questions, **changes), questions, opener,
+                    options.num_questions)
 
+    on_file = mode("parallel, kept passages", kept.open_engine, placement="parallel")
+    on_file.on_close = kept.keep
     return [
         mode("prefix", placement="prefix"),
         mode("prefix, no proposals", placement="prefix", speculative=False),
         mode("boundary", placement="boundary"),
+        mode("parallel", placement="parallel"),
+        on_file,
     ]
 
 
@@ -192,7 +236,8 @@ def measure(session: Session, options: LoopOptions) -> Report:
         flarecore's modes of one placement differ in their answers.
     """
     questions = LoopQuestions.open(options.source, session.progress)
-    own = own_modes(session, options, questions)
+    kept = KeptPassages(session)
+    own = own_modes(session, options, questions, kept)
     modes = [*own, *peer_modes(session, options, questions)]
     slow = [mode for mode in modes if mode.name.startswith("transformers")]
     try:
@@ -208,15 +253,17 @@ def measure(session: Session, options: LoopOptions) -> Report:
     finally:
         for mode in modes:
             mode.close()
+        kept.close()
     return session.report("loop", rows, [
-        "the answers are the same with and without proposals, token by token"])
+        "the answers are the same with and without proposals, and with passages from a file, "
+        "token by token"])
 
 
 def _prove(own: Sequence[Mode]) -> None:
-    """Proposals change no token."""
-    with_proposals, without = own[0], own[1]
-    for got, expected in zip(with_proposals.answers, without.answers, strict=True):
-        prove_equal("an answer with proposals", got.token_ids, expected.token_ids)
+    """Proposals change no token, and neither does where passages were kept."""
+    for first, second, what in ((0, 1, "with proposals"), (3, 4, "with computed passages")):
+        for got, expected in zip(own[first].answers, own[second].answers, strict=True):
+            prove_equal(f"an answer {what}", got.token_ids, expected.token_ids)
 
 
 def _row(
