@@ -13,7 +13,7 @@ from flarecore.errors import ConfigError
 
 __all__ = ["BENCHMARKS", "SuiteOptions", "run_suite"]
 
-BENCHMARKS = ("decode", "busy", "prefill", "load", "sampling", "quality", "loop", "growth")
+BENCHMARKS = ("decode", "busy", "prefill", "load", "sampling", "loop", "growth", "quality")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _WHAT = {
     "growth": "one retrieval while the answer grows",
     "all": "everything, one after the other",
 }
-_ALL = ("decode", "busy", "prefill", "load", "sampling", "quality", "loop", "growth")
+_ALL = ("decode", "busy", "prefill", "load", "sampling", "loop", "growth", "quality")
 
 
 def _integers(text: str, at_least: int = 1) -> tuple[int, ...]:

@@ -52,9 +52,13 @@ def count_failures(method: MethodSummary) -> dict[str, int]:
 
 
 def needless(method: MethodSummary) -> tuple[int, int]:
-    """Looked-up sentences that came out as they had been drafted, and all looked-up sentences."""
+    """Looked-up sentences that came out as they had been drafted, and all looked-up sentences.
+
+    Methods that search before they write have no draft to compare with, and so none of either.
+    """
     looked_up = [s for r in method.records if r.parsed_trace is not None
-                 for s in r.parsed_trace.sentences if s.retrievals and s.outcome != "nothing"]
+                 for s in r.parsed_trace.sentences if s.outcome != "nothing" and (
+                     s.regenerations or any(found.is_unchanged for found in s.retrievals))]
     return sum(map(_is_unchanged, looked_up)), len(looked_up)
 
 

@@ -168,11 +168,22 @@ class PreparedRun:
         FlarecoreError
             See :func:`flarecore.eval.answering.answer_all`.
         """
+        from flarecore.methods import make_method
+
         shared = self.evaluation
         questions = shared.data.questions
         languages = [text_language(q.text) if shared.language == "auto" else shared.language
                      for q in questions]
-        with AnswerLog(self.file, self.settings) as log:
+        with AnswerLog(self.file, self.settings) as log, self._own_engine() as engine:
+            method = make_method(self.request.name, engine, shared.retriever, self.method.config,
+                                 **self.method.own_options)
             return answer_all(
-                self.method, self.prompts, questions, languages, log,
+                method, self.prompts, questions, languages, log,
                 num_parallel=shared.num_parallel, progress=progress)
+
+    def _own_engine(self) -> Engine:
+        """With an empty cache: what one method computed must not make the next one cheaper."""
+        shared = self.evaluation.engine
+        stats = shared.stats()
+        return Engine(shared.model, compute=shared.compute,
+                      kv_cache_bytes=stats.num_blocks * stats.block_size_bytes)
