@@ -10,6 +10,7 @@ from helpers_eval import write_data
 import flarecore.eval.answering as answering
 from flarecore.cli.main import main
 from flarecore.eval.answer_log import read_records
+from flarecore.methods import METHODS
 
 pytest.importorskip("bm25s")
 TINY = TinyLlama(context_length=2048)
@@ -54,6 +55,23 @@ def test_three_methods_and_a_report(argv, tmp_path, capsys):
     assert min(reused[1:]) > 100  # of the head, from the question before
     assert (tmp_path / "out" / "report.html").exists()
     assert main(["eval", "report", "-o", str(tmp_path / "out"), "--baseline", "flare"]) == 0
+
+
+def test_every_method_answers(argv, tmp_path, capsys):
+    # Methods that fix options of their own are made twice: to be checked, and on their engine.
+    assert main([*argv, "--limit", "1", "--method", ",".join(METHODS)]) == 0
+    for name in METHODS:
+        (record,) = answers(tmp_path / "out", name).values()
+        assert record.error is None and record.trace["method"] == name
+
+
+def test_a_method_finds_nothing_of_another_in_the_cache(argv, tmp_path, capsys):
+    alone, after = [*argv, "-o", str(tmp_path / "alone")], [*argv, "-o", str(tmp_path / "after")]
+    assert main([*alone, "--method", "flare"]) == 0
+    assert main([*after, "--method", "single-retrieval,flare"]) == 0
+    counts = [[r.trace["stats"]["num_prefilled"] for r in answers(tmp_path / f, "flare").values()]
+              for f in ("alone", "after")]
+    assert counts[0] == counts[1]
 
 
 def test_a_stopped_run_goes_on_and_ends_the_same(argv, tmp_path, capsys, monkeypatch):
@@ -103,6 +121,13 @@ def test_other_settings_are_refused(argv, tmp_path, capsys):
     # More questions are no other settings.
     assert main([*argv, "--method", "flare"]) == 0
     assert len(answers(tmp_path / "out", "flare")) == 3
+
+
+def test_weights_quantised_otherwise_are_other_settings(argv, tmp_path, capsys):
+    assert main([*argv, "--method", "no-retrieval", "--quantize", "q8"]) == 0
+    for other in ([], ["--quantize", "q4"]):
+        assert main([*argv, "--method", "no-retrieval", *other]) == 2
+        assert 'model.quantize: was "q8"' in capsys.readouterr().err
 
 
 def test_the_model_alone_needs_no_retriever(argv, tmp_path, capsys):

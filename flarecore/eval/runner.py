@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flarecore import __version__
 from flarecore.config import FlareConfig
@@ -19,6 +19,9 @@ from flarecore.eval.metrics import text_language
 from flarecore.eval.settings import MethodRequest, config_from_settings
 from flarecore.retrieval.passage import Retriever
 from flarecore.validation import check_choice, check_int, unknown_name
+
+if TYPE_CHECKING:
+    from flarecore.methods import Method
 
 __all__ = ["ANSWERS", "Evaluation", "PromptOptions"]
 
@@ -94,7 +97,11 @@ class Evaluation:
             style=self.prompt.style, num_exemplars=self.prompt.num_exemplars,
             with_passages=self.prompt.with_passages, placement=placement)
         config, options = self._options(request, template=prompts.template)
-        method = make_method(request.name, self.engine, self.retriever, config, **options)
+
+        def make(engine: Engine) -> Method:
+            return make_method(request.name, engine, self.retriever, config, **options)
+
+        method = make(self.engine)
         settings = {
             "label": request.label, "method": request.name,
             "options": method.own_options, "config": method.config.to_dict(),
@@ -107,7 +114,7 @@ class Evaluation:
             "data": {"name": self.data.name, "queries_sha256": self.data.queries_sha256,
                      "corpus_sha256": self.data.corpus_sha256},
             "flarecore": __version__}
-        return PreparedRun(self, request, method, prompts, settings)
+        return PreparedRun(self, request, make, prompts, settings)
 
     def _options(
         self, request: MethodRequest, **changes: Any
@@ -138,9 +145,8 @@ class Evaluation:
 
     def _model(self) -> dict[str, Any]:
         model = self.engine.model
-        # The size tells two files of one name apart without reading gigabytes.
-        return {"name": model.name, "size_bytes": model.path.stat().st_size,
-                "compute": self.engine.compute}
+        return {"name": model.name, "size_bytes": _size_of(model.path),
+                "quantize": model.quantize, "compute": self.engine.compute}
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ class PreparedRun:
 
     evaluation: Evaluation
     request: MethodRequest
-    method: Any
+    make_method: Callable[[Engine], Method]
     prompts: PromptMaker
     settings: dict[str, Any]
 
@@ -168,17 +174,13 @@ class PreparedRun:
         FlarecoreError
             See :func:`flarecore.eval.answering.answer_all`.
         """
-        from flarecore.methods import make_method
-
         shared = self.evaluation
         questions = shared.data.questions
         languages = [text_language(q.text) if shared.language == "auto" else shared.language
                      for q in questions]
         with AnswerLog(self.file, self.settings) as log, self._own_engine() as engine:
-            method = make_method(self.request.name, engine, shared.retriever, self.method.config,
-                                 **self.method.own_options)
             return answer_all(
-                method, self.prompts, questions, languages, log,
+                self.make_method(engine), self.prompts, questions, languages, log,
                 num_parallel=shared.num_parallel, progress=progress)
 
     def _own_engine(self) -> Engine:
@@ -187,3 +189,9 @@ class PreparedRun:
         stats = shared.stats()
         return Engine(shared.model, compute=shared.compute,
                       kv_cache_bytes=stats.num_blocks * stats.block_size_bytes)
+
+
+def _size_of(path: Path) -> int:
+    """Bytes of a model, which tell two of one name apart without reading gigabytes."""
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    return sum(file.stat().st_size for file in files)
