@@ -8,6 +8,7 @@ from helpers_checkpoint import VOCAB_SIZE, bpe_tokenizer, checkpoint, fallback_t
 from helpers_tokenizer import mixed_strings
 
 from flarecore.errors import ConfigError, ModelFileError, UnsupportedError
+from flarecore.loop.pieces import PieceEncoder
 from flarecore.tokenizer import Tokenizer
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "<tool é>", "<unk>"]
@@ -118,6 +119,9 @@ def test_ids_without_a_token_and_tokens_without_a_row(tmp_path):
     ours = Tokenizer.from_directory(tmp_path, vocab_size=VOCAB_SIZE)
     assert ours.vocab_size == VOCAB_SIZE and ours.token_bytes(VOCAB_SIZE - 1) == b""
     assert VOCAB_SIZE - 1 in ours.special_token_ids
+    # An id that stands for no text is spelled by none.
+    pieces = PieceEncoder(ours)
+    assert not pieces.has_special("a question") and pieces.has_special("a <|im_end|>")
     small = Tokenizer.from_directory(tmp_path, vocab_size=top)  # "<tool é>" has no row
     assert max(small.encode("x<tool é>y", parse_special=True)) < top
     with pytest.raises(ModelFileError, match="embedding has 300 rows"):

@@ -15,6 +15,7 @@ from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.effects import RunOperations, Steps
 from flarecore.loop.interfaces import DecodedLike
 from flarecore.loop.lineage import Lineage, Lineages
+from flarecore.loop.pieces import encodable
 from flarecore.loop.recorder import Pass, Recorder, SentenceStep, operation_counts
 from flarecore.loop.spans import LowSpan
 from flarecore.loop.timing import Deadline
@@ -74,7 +75,7 @@ class Asker:
         values = {"span": span, "sentence": current.candidate.text.strip(),
                   "question": setup.prompt.question_text or ""}
         filled = setup.pieces.filled(
-            piece, **{name: _encodable(value) for name, value in values.items()})
+            piece, **{name: encodable(value) for name, value in values.items()})
         turn = setup.prompt.turn
         if turn is not None:
             filled = turn.before + filled + turn.after
@@ -147,7 +148,3 @@ def _without_repeats(keywords: str) -> str:
     """A list of keywords with each only once: small models run in circles."""
     items = (item.strip(_QUOTES) for item in re.split("[,;，；、]", keywords))
     return " ".join(dict.fromkeys(item for item in items if item))
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flarecore.loop.interfaces import TokenizerLike
 from flarecore.templates import split_piece
 
-__all__ = ["PieceEncoder", "Segment", "fill"]
+__all__ = ["PieceEncoder", "Segment", "encodable", "fill"]
 
 # A run of text of a prompt and whether special-token text counts in it.
 Segment = tuple[str, bool]
@@ -24,9 +24,10 @@ class PieceEncoder:
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self._tokenizer = tokenizer
+        # Ids that stand for no text are special too; no text spells them.
         self._special_texts = [
-            tokenizer.token_bytes(i).decode("utf-8", "replace")
-            for i in sorted(tokenizer.special_token_ids)]
+            text for i in sorted(tokenizer.special_token_ids)
+            if (text := tokenizer.token_bytes(i).decode("utf-8", "replace"))]
 
     def encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
         """Ids of some runs of text, each encoded by itself."""
@@ -48,6 +49,11 @@ class PieceEncoder:
     def has_special(self, text: str) -> bool:
         """Whether the text spells a special token."""
         return any(special in text for special in self._special_texts)
+
+
+def encodable(text: str) -> str:
+    """The text without half surrogate pairs: JSON can hold one, UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def fill(piece: str, **values: str) -> str:

@@ -53,6 +53,7 @@ class TokenizerJson:
                     f"{where}: model.{key} {self.model[key]!r:.40} is not supported")
         self._ids: dict[str, int] = {}
         self._texts: dict[int, str] = {}
+        self.size = 0
         self._added: dict[int, dict[str, Any]] = {}
         vocab = self._object(self.model, "vocab")
         for text, index in vocab.items():
@@ -63,7 +64,6 @@ class TokenizerJson:
             self.add(token.get("id"), token)
         if not self._texts:
             raise ModelFileError(f"{where}: the vocabulary is empty")
-        self.size = max(self._texts) + 1
 
     def _object(self, values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         value = values.get(key)
@@ -89,6 +89,7 @@ class TokenizerJson:
         if self._texts.setdefault(index, text) != text:
             raise ModelFileError(f"{self.where}: the id {index} stands for {text!r:.80} and "
                                  f"{self._texts[index]!r:.80}")
+        self.size = max(self.size, index + 1)
 
     def add(self, index: Any, token: Mapping[str, Any]) -> None:
         """An added token; one that is known only gets what the new entry says besides."""
@@ -98,7 +99,6 @@ class TokenizerJson:
             "normalized": token.get("normalized", not token.get("special")) is True,
             **{flag: token.get(flag) is True for flag in _FLAGS}})
         known["special"] |= token.get("special") is True
-        self.size = max(self._texts) + 1
 
     def mark_special(self, ids: Iterable[int]) -> None:
         """Tokens that another file declares special."""
