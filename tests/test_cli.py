@@ -385,6 +385,7 @@ def test_methods_on_the_command_line(index_file, capsys):
     (["--method", "no-retrieval", "--index", "x"], "--index and --method no-retrieval exclude"),
     (["--method-option", "window_tokens", "--no-retrieval"], "must be NAME=VALUE"),
     (["--method-option", "clock=1", "--no-retrieval"], "must be NAME=VALUE"),
+    (["--method-option", "engine=1", "--no-retrieval"], "unknown option 'engine'"),
 ])
 def test_wrong_method_arguments(argv, message, capsys):
     code, err = failure(["generate", "--model", "smollm2-135m", "q", *argv], capsys)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from flarecore.cli.options import (
     add_engine_options,
     add_flare_options,
     flare_config,
+    json_or_text,
     parse_filter,
 )
 from flarecore.cli.trace_output import add_trace_option, check_trace_option, save_traces
@@ -74,9 +74,10 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from flarecore.cli.display import make_console
     from flarecore.cli.session import kept_passages, open_engine
-    from flarecore.methods import make_method
+    from flarecore.methods import METHODS, make_method
 
     config, options = _config(args), _method_options(args.method_option)
+    METHODS[args.method].own_options(options)  # an unknown one is told before anything is loaded
     check_trace_option(args)
     question = _question(args.question)
     filter = parse_filter(args.filter)
@@ -154,13 +155,10 @@ def _method_options(given: list[str]) -> dict[str, Any]:
     for entry in given:
         name, equals, value = entry.partition("=")
         name = name.strip().replace("-", "_")
-        if not equals or not name.isidentifier() or name in ("name", "clock", "config"):
+        if not equals or not name.isidentifier() or name == "clock":
             raise ConfigError(
                 f"--method-option must be NAME=VALUE such as window_tokens=32, got {entry!r}")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
+        options[name] = json_or_text(value)
     return options
 
 

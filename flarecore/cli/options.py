@@ -20,6 +20,7 @@ __all__ = [
     "add_flare_options",
     "add_quantize_option",
     "flare_config",
+    "json_or_text",
     "parse_filter",
     "parse_options",
 ]
@@ -181,6 +182,14 @@ def flare_config(args: argparse.Namespace, **changes: Any) -> FlareConfig:
     if getattr(args, "template", None) is not None:
         given["template"] = PromptTemplate.load(args.template)
     return _PRESETS[getattr(args, "preset", "default")](**changes | given)
+
+
+def json_or_text(text: str) -> Any:
+    """The JSON value that a text spells, or the text where it spells none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def parse_filter(text: str | None) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +106,7 @@ def config_from_settings(
     ConfigError
         A value is wrong.
     """
-    from flarecore.cli.options import flare_config, parse_options
+    from flarecore.cli.options import flare_config, json_or_text, parse_options
 
     args, others = parse_options(settings)
     start = dict(DEFAULTS) if args.preset == "default" else {
@@ -117,11 +116,4 @@ def config_from_settings(
         # The words are the user's, the exemplars stay those of the run.
         config = dataclasses.replace(config, template=dataclasses.replace(
             config.template, head=changes["template"].head))
-    return config, {name: _json_or_text(value) for name, value in others.items()}
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return config, {name: json_or_text(value) for name, value in others.items()}
