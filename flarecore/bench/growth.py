@@ -19,8 +19,8 @@ from flarecore.errors import ConfigError
 from flarecore.loop.evidence import Evidence, EvidenceItem
 from flarecore.loop.prompt import Placed, Prompt
 from flarecore.loop.prompt_builder import PromptBuilder
-from flarecore.passage_kv import PassageKv
 from flarecore.retrieval.passage import Passage
+from flarecore.sequence import Sequence as EngineSequence
 
 __all__ = ["GrowthOptions", "measure"]
 
@@ -67,23 +67,30 @@ class _Retrieval:
         """What is in the cache before."""
         return self._prompt.layout(self._placement, None, self._answer)
 
-    def renew(self) -> None:
-        """Makes a context with passages that nobody has seen."""
+    def new_passage(self) -> list[int]:
+        """A passage that nobody has seen."""
         # Changed near the start: nothing behind it can be found in a cache either.
-        ids = self._session.own.salted(self._session.context(self._num_evidence, 3))
+        return self._session.own.salted(self._session.context(self._num_evidence, 3))
+
+    def renew(self) -> None:
+        """Makes a context with a new passage."""
+        ids = self.new_passage()
         item = EvidenceItem(Passage(id="p", text="p"), "p", 0, 0, 0, token_ids=tuple(ids))
         placed = Placed(Evidence((item,)), len(self._answer))
         self._context = self._prompt.layout(self._placement, placed, self._answer)
 
 
 class _Own(_Retrieval):
-    """flarecore: the trunk is a sequence, the regeneration a fork of what it shares."""
+    """flarecore: the trunk is a sequence, a regeneration finds what it shares in the cache."""
 
     def open(self, engine: Engine) -> None:
-        """Prefills the trunk."""
+        """Prefills the trunk; it stays in the cache until the engine is closed."""
         self._engine = engine
-        self._sequence = engine.sequence(self.trunk)
+        self._sequence = self._open_sequence(engine)
         self._sequence.decode(1, until="eos", ignore_eos=True)
+
+    def _open_sequence(self, engine: Engine) -> EngineSequence:
+        return engine.sequence(self.trunk)
 
     def case(self, name: str) -> Case:
         def run() -> None:
@@ -94,28 +101,20 @@ class _Own(_Retrieval):
 
         return Case(name, run, self.renew)
 
-    def close(self) -> None:
-        self._sequence.close()
-
 
 class _Attached(_Own):
     """flarecore, placement ``parallel``: a passage that is encoded already is attached."""
 
-    def open(self, engine: Engine) -> None:
-        self._engine = engine
-        self._sequence = engine.sequence(
+    def _open_sequence(self, engine: Engine) -> EngineSequence:
+        return engine.sequence(
             self.trunk, num_head_tokens=self._prompt.num_attach_head,
             num_reserved=self._num_evidence)
-        self._sequence.decode(1, until="eos", ignore_eos=True)
-        self._passage: PassageKv | None = None
 
     def case(self, name: str) -> Case:
         def prepare() -> None:
-            ids = self._session.own.salted(self._session.context(self._num_evidence, 3))
-            self._passage = self._sequence.encode_passage(ids)
+            self._passage = self._sequence.encode_passage(self.new_passage())
 
         def run() -> None:
-            assert self._passage is not None, "prepared before"
             with self._sequence.fork() as sequence:
                 sequence.truncate(len(self.trunk))
                 seen = max(self._prompt.num_attach_head, len(self.trunk) - _RECOMPUTED)

@@ -29,7 +29,7 @@ from flarecore.loop.interfaces import EngineLike
 from flarecore.passage_file import PassageKvFile
 from flarecore.result import FlareResult
 
-__all__ = ["KeptPassages", "LoopOptions", "Mode", "Totals", "measure", "own_modes", "peer_modes"]
+__all__ = ["KeptPassages", "LoopOptions", "Mode", "measure", "own_modes", "peer_modes"]
 
 
 @dataclass(frozen=True)
@@ -73,28 +73,6 @@ class LoopOptions:
             max_draft_tokens=self.max_draft_tokens, template=questions.template, **changes)
 
 
-@dataclass
-class Totals:
-    """What the answers of a run came to."""
-
-    num_sentences: int = 0
-    num_tokens: int = 0
-    num_prefilled: int = 0
-    num_decoded: int = 0
-    num_retrievals: int = 0
-    num_accepted: int = 0
-
-    def add(self, result: FlareResult) -> None:
-        """Counts an answer in."""
-        stats = result.stats
-        self.num_sentences += stats.num_sentences
-        self.num_tokens += stats.num_tokens
-        self.num_prefilled += stats.num_prefilled
-        self.num_decoded += stats.num_decoded
-        self.num_retrievals += stats.num_retrievals
-        self.num_accepted += stats.num_accepted
-
-
 class Mode:
     """A way to run the loop.
 
@@ -107,15 +85,17 @@ class Mode:
     open_engine : callable
         Makes an engine that has seen nothing, before every run.
     num_questions : int
+    is_slow : bool
+        Takes minutes: it runs once, apart from the others.
     """
 
     def __init__(
         self, name: str, config: FlareConfig, questions: LoopQuestions,
-        open_engine: Callable[[], EngineLike], num_questions: int,
+        open_engine: Callable[[], EngineLike], num_questions: int, *, is_slow: bool = False,
     ) -> None:
         self.name = name
         self.config = config
-        self.totals = Totals()
+        self.is_slow = is_slow
         self.answers: list[FlareResult] = []
         self._questions = questions
         self._open_engine = open_engine
@@ -131,11 +111,12 @@ class Mode:
     def run(self) -> None:
         """Answers all questions, one after the other."""
         flare = Flare(self._engine, self._questions.retriever, self.config)
-        self.totals, self.answers = Totals(), []
-        for question in self._questions.questions[:self._num_questions]:
-            result = flare.generate(question)
-            self.totals.add(result)
-            self.answers.append(result)
+        self.answers = [flare.generate(question)
+                        for question in self._questions.questions[:self._num_questions]]
+
+    def total(self, count: str) -> int:
+        """Sum of a count of ``FlareStats`` over the answers of the last run."""
+        return sum(getattr(answer.stats, count) for answer in self.answers)
 
     def case(self) -> Case:
         """This mode, to be timed."""
@@ -223,7 +204,7 @@ def peer_modes(session: Session, options: LoopOptions, questions: LoopQuestions)
                 return PeerEngine(peer, session.model, whole_drafts=True)
 
             modes.append(Mode(f"{peer.name}, no cache", config, questions, open_slow,
-                              options.num_slow_questions))
+                              options.num_slow_questions, is_slow=True))
     return modes
 
 
@@ -239,16 +220,16 @@ def measure(session: Session, options: LoopOptions) -> Report:
     kept = KeptPassages(session)
     own = own_modes(session, options, questions, kept)
     modes = [*own, *peer_modes(session, options, questions)]
-    slow = [mode for mode in modes if mode.name.startswith("transformers")]
+    slow = [mode for mode in modes if mode.is_slow]
     try:
         fast_seconds = run_rounds(
-            [mode.case() for mode in modes if mode not in slow], session.options.rounds,
+            [mode.case() for mode in modes if not mode.is_slow], session.options.rounds,
             stage="loop", progress=session.progress)
         # Minutes a run: once is enough to tell tens of times from none.
         slow_seconds = run_rounds([mode.case() for mode in slow], 1, warmup=0, stage="loop, slow",
                                   progress=session.progress) if slow else {}
         _prove(own)
-        rows = [_row(session, mode, own[0], fast_seconds, slow_seconds, questions)
+        rows = [_row(mode, own[0], fast_seconds, slow_seconds, questions)
                 for mode in modes]
     finally:
         for mode in modes:
@@ -267,29 +248,30 @@ def _prove(own: Sequence[Mode]) -> None:
 
 
 def _row(
-    session: Session, mode: Mode, first: Mode, fast: dict[str, tuple[float, ...]],
+    mode: Mode, first: Mode, fast: dict[str, tuple[float, ...]],
     slow: dict[str, tuple[float, ...]], questions: LoopQuestions,
 ) -> Row:
-    totals = mode.totals
-    seconds = fast[mode.name] if mode.name in fast else slow[mode.name]
-    num_sentences, num_tokens = max(totals.num_sentences, 1), max(totals.num_tokens, 1)
+    seconds = slow[mode.name] if mode.is_slow else fast[mode.name]
+    num_sentences = max(mode.total("num_sentences"), 1)
+    num_tokens = max(mode.total("num_tokens"), 1)
+    num_accepted = mode.total("num_accepted")
     values: dict[str, Any] = {
-        "num_sentences": totals.num_sentences, "num_retrievals": totals.num_retrievals,
-        "tokens_per_sentence": totals.num_tokens / num_sentences,
-        "prefilled_per_token": totals.num_prefilled / num_tokens,
+        "num_sentences": mode.total("num_sentences"),
+        "num_retrievals": mode.total("num_retrievals"),
+        "tokens_per_sentence": mode.total("num_tokens") / num_sentences,
+        "prefilled_per_token": mode.total("num_prefilled") / num_tokens,
         # Those that a proposal gave away are not decoded one by one.
-        "decoded_per_token": (totals.num_decoded - totals.num_accepted) / num_tokens,
-        "accepted_per_token": totals.num_accepted / num_tokens}
-    peers: dict[str, Quantiles] = {}
+        "decoded_per_token": (mode.total("num_decoded") - num_accepted) / num_tokens,
+        "accepted_per_token": num_accepted / num_tokens}
     if mode is not first:
-        own_sentences = max(first.totals.num_sentences, 1)
-        if mode.name in fast:
-            faster = ratios(fast, first.name, mode.name, own_sentences / num_sentences)
-        else:
+        own_sentences = max(first.total("num_sentences"), 1)
+        if mode.is_slow:
             own_time = Quantiles.of(fast[first.name]).median / own_sentences
             faster = Quantiles.of([t / num_sentences / own_time for t in seconds])
+        else:
+            faster = ratios(fast, first.name, mode.name, own_sentences / num_sentences)
         values["flarecore_is_faster"] = faster.median
     return Row(
         "loop", questions.name, mode.name, {"questions": len(mode.answers)},
         Quantiles.of(seconds).scaled(1 / num_sentences), len(seconds),
-        round(num_tokens / num_sentences), ratios=peers, values=values)
+        round(num_tokens / num_sentences), values=values)

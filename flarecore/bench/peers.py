@@ -140,6 +140,16 @@ def cache_folder() -> Path:
     return root / "flarecore" / "bench"
 
 
+@functools.cache
+def _digest(path: Path) -> str:
+    """Start of the checksum of a file, which each of its formats asks for."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()[:16]
+
+
 def make_format(path: Path, kind: str, threads: int) -> Path:
     """The model in another format, made by llama.cpp's own quantisation and kept.
 
@@ -163,8 +173,7 @@ def make_format(path: Path, kind: str, threads: int) -> Path:
     if path.is_dir():
         raise UnsupportedError(f"llama.cpp reads GGUF files, {path} is a directory")
     llama = importlib.import_module("llama_cpp")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    target = cache_folder() / f"{digest}-{kind.lower()}.gguf"
+    target = cache_folder() / f"{_digest(path)}-{kind.lower()}.gguf"
     if target.is_file():
         return target
     quantize = getattr(llama, "llama_model_quantize", None)

@@ -28,7 +28,6 @@ _WHAT = {
     "growth": "one retrieval while the answer grows",
     "all": "everything, one after the other",
 }
-_ALL = ("decode", "busy", "prefill", "load", "sampling", "loop", "growth", "quality")
 
 
 def _integers(text: str, at_least: int = 1) -> tuple[int, ...]:
@@ -116,14 +115,14 @@ def _suite(args: argparse.Namespace) -> SuiteOptions:
     from flarecore.bench.quality import QualityOptions
     from flarecore.bench.questions import QuestionSource
     from flarecore.bench.sampling import SamplingOptions
-    from flarecore.bench.suite import SuiteOptions
+    from flarecore.bench.suite import BENCHMARKS, SuiteOptions
 
     def given(**names: Any) -> dict[str, Any]:
         return {name: value for name, value in names.items() if value is not None}
 
     if args.busy and args.what not in ("decode", "all"):
         raise ConfigError(f"--busy goes with decode, got {args.what}")
-    benchmarks = _ALL if args.what == "all" else ("busy" if args.busy else args.what,)
+    benchmarks = BENCHMARKS if args.what == "all" else ("busy" if args.busy else args.what,)
     return SuiteOptions(
         benchmarks,
         decode=DecodeOptions(**given(contexts=args.contexts, sequences=args.sequences,

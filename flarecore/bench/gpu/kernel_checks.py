@@ -112,13 +112,14 @@ def _check_attention(settings: Settings) -> str:
     return _close("decode", got, wanted[last], tolerance)
 
 
-def _sampled(sampler: Any, logits: torch.Tensor, settings: list[RowSettings]) -> Mirrored:
+def _sampled(sampler: Any, logits: torch.Tensor, settings: list[RowSettings], *,
+             first: int = 7, filters: bool = True) -> Mirrored:
     state = Mirrored(state_fields(len(settings), 1), logits.device)
     for row, setting in enumerate(settings):
         fill_settings(state.host, row, setting)
-    state.host["positions"][:] = np.arange(len(settings)) + 7
+    state.host["positions"][:] = np.arange(len(settings)) + first
     state.upload()
-    sampler(logits, state_of(state), filters=True)
+    sampler(logits, state_of(state), filters=filters)
     state.download()
     if logits.is_cuda:
         torch.cuda.synchronize()
@@ -153,14 +154,7 @@ def _check_sampler(settings: Settings, name: str, vocab_size: int) -> str:
             raise AssertionError(f"row {row}: token {token} ({prob:.7g}), the reference gives "
                                  f"{wanted.token_id} ({wanted.prob:.7g})")
     row = 1
-    alone = Mirrored(state_fields(1, 1), logits.device)
-    fill_settings(alone.host, 0, rows[row])
-    alone.host["positions"][:] = row + 7
-    alone.upload()
-    sampler(logits[row : row + 1], state_of(alone), filters=False)
-    alone.download()
-    if logits.is_cuda:
-        torch.cuda.synchronize()
+    alone = _sampled(sampler, logits[row : row + 1], [rows[row]], first=row + 7, filters=False)
     for field in ("history_tokens", "history_probs"):
         if alone.host[field][0].tobytes() != together.host[field][row].tobytes():
             raise AssertionError(f"{field} of a row alone differ from those in a batch")

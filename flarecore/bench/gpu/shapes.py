@@ -11,6 +11,7 @@ import torch
 
 from flarecore.gpu.shape import DecoderShape, LayerShape
 from flarecore.gpu.weights import DecoderWeights, LayerWeights
+from flarecore.tokenizer.pretokenizers import BYTE_ALPHABET
 
 __all__ = ["SHAPES", "random_weights", "write_random_model"]
 
@@ -81,12 +82,9 @@ def _value(value: Any) -> bytes:
 
 def _vocabulary(size: int) -> dict[str, Any]:
     """A byte-level vocabulary: the bytes, filled up with pairs of letters; two special tokens."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    alphabet = [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
     letters = "etaoinshrdlu"
     pairs = [(a, b) for a in letters for b in letters][: size - 258]
-    tokens = [*alphabet, *(a + b for a, b in pairs), "<|endoftext|>", "<|start|>"]
+    tokens = [*BYTE_ALPHABET, *(a + b for a, b in pairs), "<|endoftext|>", "<|start|>"]
     return {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * (size - 2) + [3, 3],
