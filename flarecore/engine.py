@@ -1,7 +1,7 @@
 """The engine: sequences of one model over one KV cache.
 
-Per-token work never enters Python: an operation runs to its end in native code on the engine's own
-thread with the GIL released, and completes a future.
+On a CPU per-token work never enters Python: an operation runs to its end in native code on the
+engine's own thread with the GIL released, and completes a future.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class PassageCache:
         """
         key = _key(head_ids, token_ids)
         with self._lock:
-            passage = self._kept.get(key) or self._load(key, head_ids, token_ids)
+            passage = self._kept.get(key) or self._load(head_ids, token_ids)
             self._counts["misses" if passage is None else "hits"] += 1
             if passage is not None and key in self._kept:
                 self._kept.move_to_end(key)
@@ -212,9 +212,7 @@ class PassageCache:
                 budget_bytes=self._budget_bytes,
                 **{f"num_{name}": count for name, count in self._counts.items()})
 
-    def _load(
-        self, key: _Key, head_ids: Sequence[int], token_ids: Sequence[int]
-    ) -> PassageKv | None:
+    def _load(self, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv | None:
         for file in self._files:
             known = file.num_loaded
             passage = file.find(head_ids, token_ids)

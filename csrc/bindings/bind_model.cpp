@@ -34,7 +34,7 @@ Activation parse_activation(const std::string& name) {
   return name == "silu" ? Activation::kSilu : Activation::kGeluTanh;
 }
 
-// The dict that flarecore/checkpoint_config.py makes; checked values, so that a wrong type is ours.
+// The dict that flarecore/checkpoint/config.py makes; checked values, so that a wrong type is ours.
 DecoderConfig parse_config(const py::dict& dict) {
   DecoderConfig config;
   config.architecture_name = dict["architecture"].cast<std::string>();

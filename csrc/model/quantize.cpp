@@ -117,10 +117,6 @@ void QuantizationError::add(const QuantizationError& other) {
   if (first_bad_row < 0) first_bad_row = other.first_bad_row;
 }
 
-double QuantizationError::relative() const {
-  return value_squares > 0 ? std::sqrt(error_squares / value_squares) : 0.0;
-}
-
 void quantize_groups(Quantize quantize, const KernelTable& kernels, const float* values,
                      int64_t num_groups, GgmlGroup* out) {
   if (quantize == Quantize::kQ4) {

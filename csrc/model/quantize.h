@@ -31,7 +31,6 @@ struct QuantizationError {
 
   void measure(const float* values, const float* restored, int64_t count);
   void add(const QuantizationError& other);
-  double relative() const;  // sqrt(error_squares / value_squares); 0 if all values are 0
 };
 
 // values (32 * num_groups) float32, finite and within quantize_limit, to out (num_groups).

@@ -110,8 +110,8 @@ class Section:
             raise self.fail(key, "a string")
         return value
 
-    def section(self, key: str, defaults: Mapping[str, Any] | None = None) -> Section:
+    def section(self, key: str) -> Section:
         value = self.get(key)
         if not isinstance(value, Mapping):
             raise self.fail(key, "an object")
-        return Section(value, f"{self.where}: {key}", defaults or {})
+        return Section(value, f"{self.where}: {key}", {})

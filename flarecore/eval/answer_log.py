@@ -63,7 +63,7 @@ class AnswerLog:
         try:
             self._lock()
             self._check_settings()
-            records, size = _read(self._file, tolerate_torn=True)
+            records, size = _read(self._file)
             # What a kill left of a line goes, so that the next record begins one.
             self._stream.truncate(size)
             self.records = _by_id(records, self._file, self.hash)
@@ -131,16 +131,14 @@ def read_records(file: Path) -> tuple[dict[str, Any], list[Record]]:
         settings = loads_object(str(side), side.read_bytes())
     except OSError as error:
         raise ConfigError(f"{side}: cannot be read: {error.strerror or error}") from None
-    records, _ = _read(file, tolerate_torn=True)
+    records, _ = _read(file)
     return settings, list(_by_id(records, file, settings_hash(settings)).values())
 
 
-def _read(file: Path, *, tolerate_torn: bool) -> tuple[list[tuple[str, Record]], int]:
+def _read(file: Path) -> tuple[list[tuple[str, Record]], int]:
     """(where, record) of the lines, and the length in bytes of those that are whole."""
     data = file.read_bytes()
     whole = data[:data.rfind(b"\n") + 1]
-    if not tolerate_torn and whole != data:
-        raise ConfigError(f"{file}: its last line is torn")
     records = []
     for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
         where = f"{file}, line {number}"

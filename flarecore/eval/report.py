@@ -121,7 +121,7 @@ def write_report(
     for name, (chosen, shown_grid) in todo:
         report = load_report(
             output, baseline=baseline, labels=chosen, ids=ids, grid=shown_grid, name=name)
-        _write_traces(output, name, report)
+        _write_traces(output, report)
         for kind, text in ((".md", markdown(report, name)), (".html", report_page(report))):
             write_whole(output / (name + kind), text)
             files.append(output / (name + kind))
@@ -213,7 +213,7 @@ def _examples(method: MethodSummary, name: str) -> list[Example]:
             for failure, record in chosen]
 
 
-def _write_traces(output: Path, name: str, report: EvalReport) -> None:
+def _write_traces(output: Path, report: EvalReport) -> None:
     """A page of traces for each method that has examples."""
     from flarecore.trace_html import trace_page
 

@@ -77,5 +77,6 @@ def _empty(
     dense = SentenceEncoder.load(encoder, threads=threads)
     if kind == "exact":
         return ExactRetriever(dense)
-    graph = HnswRetriever.build([], dense)
-    return graph if kind == "hnsw" else HybridRetriever([BM25Retriever.build([]), graph])
+    if kind == "hnsw":
+        return HnswRetriever.build([], dense)
+    return HybridRetriever.build([], dense)

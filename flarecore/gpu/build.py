@@ -93,7 +93,7 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
     row_sampler = RowSampler(fused, device, use_reference=sampler == "reference")
     runner = DecodeRunner(forward, fused, steps_per_replay=options.steps_per_replay,
                           use_graphs=options.graphs and device.type == "cuda")
-    stepper = Stepper(forward, kv, row_sampler, runner, is_deterministic=deterministic)
+    stepper = Stepper(forward, row_sampler, runner, is_deterministic=deterministic)
     core = Core(EngineSetup(
         model=native, stepper=stepper, num_blocks=num_blocks, block_size_bytes=block_bytes,
         weights_size_bytes=weights.size_bytes, context_length=shape.context_length,
@@ -101,9 +101,5 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
         limits=StepLimits(prefill_rows=max_batch_tokens,
                           decode_rows=min(_PROPOSAL_ROWS, options.max_batch_rows),
                           run_steps=options.steps_per_replay, can_run=sampler != "reference"),
-        max_prefill_rows=max_batch_tokens, max_decode_rows=options.max_batch_rows))
-    return GpuEngine(core, shape.vocab_size, {
-        "device": str(device), "compute": compute, "kv": str(kv_dtype).removeprefix("torch."),
-        "sampler": sampler if sampler == "reference" else fused.name,
-        "graphs": runner.use_graphs, "logits": forward.logits_way,
-        "deterministic": deterministic, "row_tile": options.row_tile})
+        max_decode_rows=options.max_batch_rows))
+    return GpuEngine(core, shape.vocab_size)

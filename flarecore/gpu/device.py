@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -92,6 +93,7 @@ def open_device(device: str) -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+@functools.cache
 def load_kernels() -> ModuleType:
     """The package of Triton kernels, with its modules as attributes.
 

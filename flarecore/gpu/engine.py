@@ -50,7 +50,6 @@ class EngineSetup:
     context_length: int
     vocab_size: int
     limits: StepLimits
-    max_prefill_rows: int
     max_decode_rows: int
 
 
@@ -245,7 +244,7 @@ class Core:
         parts: list[StepPart] = []
         prefill_rows = decode_rows = num_runs = 0
         for operation in list(self._running):
-            if (prefill_rows >= setup.max_prefill_rows or num_runs >= setup.max_decode_rows
+            if (prefill_rows >= setup.limits.prefill_rows or num_runs >= setup.max_decode_rows
                     or decode_rows + setup.limits.decode_rows > setup.max_decode_rows):
                 break
             try:

@@ -119,7 +119,7 @@ class Forward:
         self._buffers = _Buffers(shape, rows, dtype, device)
         self._logits = torch.zeros((self._decode_tile_rows, shape.vocab_size), dtype=torch.float32,
                                    device=device)
-        self.logits_way, self._float_product = float32_product(dtype, device)
+        self._float_product = float32_product(dtype, device)
         self._angles = [self._angle_tables(frequencies) for frequencies in shape.rotaries]
         self._attention_workspaces: dict[int, Any] = {}
 

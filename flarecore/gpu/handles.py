@@ -108,10 +108,9 @@ class GpuSequence:
 class GpuEngine:
     """The counterpart of ``_C.Engine``: ends its worker with its last reference."""
 
-    def __init__(self, core: Core, vocab_size: int, details: Mapping[str, Any]) -> None:
+    def __init__(self, core: Core, vocab_size: int) -> None:
         self._core = core
         self._vocab_size = vocab_size
-        self.details = details
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # also where the interpreter is being torn down

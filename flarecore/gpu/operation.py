@@ -180,7 +180,8 @@ class GpuOperation(Pending):
         # n fed rows of a proposal give n + 1 tokens: no more of them than may still be sampled.
         room = min(self.request.max_tokens - num_sampled - 1,
                    self._context_length - 1 - num_tokens, limits.decode_rows - pending)
-        proposal = self._proposer.propose(tokens[-max(num_sampled, 3):], num_sampled, room)
+        proposal = self._proposer.propose(
+            tokens[-max(num_sampled, 3):], num_sampled, room) if self._has_sources else []
         can_run = limits.can_run and not settings.adjusts_logits
         if pending == 1 and not proposal and can_run:
             steps = self._run_steps(cache, num_tokens, num_sampled, limits)

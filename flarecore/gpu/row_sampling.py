@@ -83,9 +83,8 @@ def state_fields(num_rows: int, capacity: int) -> dict[str, tuple[Any, tuple[int
 
 
 def state_of(mirrored: Mirrored) -> Any:
-    """The kernels' SamplerState over the device side."""
-    fields = state_fields(1, 1)
-    return load_kernels().sampling.SamplerState(**{name: mirrored.device[name] for name in fields})
+    """The kernels' SamplerState over the device side of :func:`state_fields`."""
+    return load_kernels().sampling.SamplerState(**mirrored.device)
 
 
 def fill_settings(host: Mapping[str, Any], row: int, settings: RowSettings | None) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from flarecore.gpu.decode_run import DecodeRunner, RunResult
-from flarecore.gpu.forward import Forward, KvTensors, Rows
+from flarecore.gpu.forward import Forward, Rows
 from flarecore.gpu.mirrored import Mirrored
 from flarecore.gpu.row_sampling import RowSampler
 from flarecore.gpu.state import Sampled, StepPart
@@ -59,12 +59,12 @@ class Stepper:
         Prefill rows run as decode rows: in the same products and the same order of attention.
     """
 
-    def __init__(self, forward: Forward, kv: KvTensors, sampler: RowSampler, runner: DecodeRunner,
+    def __init__(self, forward: Forward, sampler: RowSampler, runner: DecodeRunner,
                  *, is_deterministic: bool) -> None:
         self.forward = forward
         self.runner = runner
         self.sampler = sampler
-        self.copy_block = kv.copy_block
+        self.copy_block = forward.kv.copy_block
         self._is_deterministic = is_deterministic
         self._is_cuda = forward.device.type == "cuda"
         self._stream: Any = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-__all__ = ["AnswerText", "token_pieces"]
+__all__ = ["AnswerText", "overlap", "token_pieces"]
 
 
 class AnswerText:
@@ -50,7 +50,7 @@ class AnswerText:
             text = self._decoder.decode(data[:min(found)], True)
             self._parts.append(text)
             return text, max(min(found) - held, 0)
-        num_held = max((_overlap(data, stop) for stop in self._stops), default=0)
+        num_held = max((overlap(data, stop) for stop in self._stops), default=0)
         free = len(data) - num_held
         self._held = data[free:]
         text = self._decoder.decode(data[:free])
@@ -65,7 +65,7 @@ class AnswerText:
         return text
 
 
-def _overlap(data: bytes, stop: bytes) -> int:
+def overlap(data: bytes, stop: bytes) -> int:
     """Length of the longest end of `data` that `stop` begins with."""
     longest = min(len(data), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if data.endswith(stop[:n])), 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flarecore.config import FlareConfig
 from flarecore.loop.interfaces import TokenizerLike
-from flarecore.loop.pieces import fill
+from flarecore.loop.pieces import encodable, fill
 from flarecore.retrieval.passage import Passage
 from flarecore.templates import PromptTemplate, split_piece
 
@@ -97,7 +98,7 @@ class EvidenceMaker:
         is_parallel = config.placement == "parallel"
         self._piece = template.parallel_passage if is_parallel else template.passage
 
-    @property
+    @functools.cached_property
     def max_rendered_tokens(self) -> int | None:
         """Most tokens of a rendered passage where it is encoded on its own, else None.
 
@@ -193,7 +194,7 @@ class EvidenceMaker:
             seen_ids.add(passage.id)
             seen_texts.add(words)
             # Half a surrogate pair (JSON can hold one) cannot be encoded.
-            text = passage.text.strip().encode("utf-8", "replace").decode("utf-8")
+            text = encodable(passage.text.strip())
             usable.append((passage, self._cut(text, self._config.max_passage_tokens)))
         return usable
 
@@ -227,12 +228,9 @@ class EvidenceMaker:
         return None
 
     def _rendered(self, number: int, item: EvidenceItem) -> tuple[int, ...]:
-        title = item.passage.title.encode("utf-8", "replace").decode("utf-8")
-        values = {"number": str(number), "text": item.text, "title": title,
-                  "id": item.passage.id.encode("utf-8", "replace").decode("utf-8")}
-        text = "".join(literal + (values[name] if name is not None else "")
-                       for literal, name in split_piece(self._piece))
-        return tuple(self._tokenizer.encode(text))
+        return tuple(self._tokenizer.encode(fill(
+            self._piece, number=str(number), text=item.text,
+            title=encodable(item.passage.title), id=encodable(item.passage.id))))
 
     def _cut(self, text: str, max_tokens: int) -> str:
         """The longest start of the text that is at most so many tokens and ends on a character."""

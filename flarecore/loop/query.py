@@ -12,6 +12,7 @@ from flarecore.loop.asking import Asker
 from flarecore.loop.candidate import Candidate
 from flarecore.loop.effects import Steps
 from flarecore.loop.interfaces import TokenizerLike
+from flarecore.loop.pieces import encodable
 from flarecore.loop.recorder import SentenceStep
 from flarecore.loop.spans import low_texts
 from flarecore.text import MaskUnit, is_punctuation_or_space, mask_to_query
@@ -74,16 +75,11 @@ class QueryMaker:
             query = self._finish(_texts(kind(candidate)), "callable", None)
         else:
             query = self._from_text(candidate, kind)
-        if query is None and self._config.empty_query == "question":
-            query = self.from_question()
-        return query
+        return self._or_question(query)
 
     def from_text(self, text: str, source: str) -> Query | None:
         """A text as a query; where it has no word, what ``empty_query`` says."""
-        query = self._finish([text], source, None)
-        if query is None and self._config.empty_query == "question":
-            query = self.from_question()
-        return query
+        return self._or_question(self._finish([text], source, None))
 
     def from_step(self, step: SentenceStep) -> Steps[Query | None]:
         """The queries for a sentence; None if no word is left and nothing stands in for it.
@@ -93,16 +89,15 @@ class QueryMaker:
         ConfigError
             A callable returned something else than text.
         """
-        kind, candidate = self._config.query, step.current.candidate
-        query: Query | None
-        if callable(kind):
-            query = self._finish(_texts(kind(candidate)), "callable", None)
-        elif kind in ("mask", "sentence"):
-            query = self._from_text(candidate, kind)
-        else:
-            query = yield from self._asked(step, kind)
+        kind = self._config.query
+        if callable(kind) or kind in ("mask", "sentence"):
+            return self.from_candidate(step.current.candidate)
+        return self._or_question((yield from self._asked(step, kind)))
+
+    def _or_question(self, query: Query | None) -> Query | None:
+        """What stands in for a query without a word, as ``empty_query`` says."""
         if query is None and self._config.empty_query == "question":
-            query = self.from_question()
+            return self.from_question()
         return query
 
     def _from_text(self, candidate: Candidate, kind: str) -> Query | None:
@@ -134,7 +129,7 @@ class QueryMaker:
 
     def _cut(self, text: str) -> str:
         """The text on one line, the last ``max_query_tokens`` of it."""
-        text = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
+        text = " ".join(encodable(text).split())
         ids = self._tokenizer.encode(text)
         if len(ids) <= self._config.max_query_tokens:
             return text

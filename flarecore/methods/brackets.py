@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flarecore.loop.answer_text import overlap
 from flarecore.loop.interfaces import TokenizerLike
 from flarecore.text import is_punctuation_or_space
 
@@ -69,8 +70,7 @@ class BracketSyntax:
         begin = data.find(self.opening)
         if begin >= 0:
             return begin
-        longest = min(len(data), len(self.opening) - 1)
-        size = next((n for n in range(longest, 0, -1) if data.endswith(self.opening[:n])), 0)
+        size = overlap(data, self.opening)
         return len(data) - size if size else None
 
     def _close(self, data: bytes, begin: int) -> int | None:

@@ -25,6 +25,7 @@ from flarecore.retrieval.index_sections import (
     passage_lines,
     read_flag,
     read_passages_section,
+    section_lines,
 )
 from flarecore.retrieval.passage_table import PassageTable
 
@@ -129,12 +130,8 @@ def _read_terms(file: IndexFile, count: int) -> TermTable:
     lengths = file.section("lengths", count * 4).view("<u4").astype(np.uint32, copy=False)
     total = int(lengths.sum(dtype=np.int64))
     numbers = file.section("numbers", total * 4).view("<u4").astype(np.uint32, copy=False)
-    lines = file.section("terms").tobytes().split(b"\n")
-    if len(lines) != num_terms + 1 or lines[-1]:
-        raise IndexFileError(
-            f"{file.path}: section 'terms' must have {num_terms} lines, got {len(lines) - 1}")
     number_of: dict[str, int] = {}
-    for number, line in enumerate(lines[:-1]):
+    for number, line in enumerate(section_lines(file, "terms", num_terms)):
         try:
             term = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -10,13 +10,11 @@ from flarecore.retrieval.filters import compile_filter
 from flarecore.retrieval.index_io import IndexFile, read_index_file
 from flarecore.retrieval.index_sections import (
     IndexContents,
-    array_bytes,
     check_encoder,
     check_kind,
-    encoder_header,
-    passage_lines,
     read_flag,
     read_store,
+    store_contents,
 )
 from flarecore.retrieval.locks import ReadWriteLock
 from flarecore.retrieval.passage import (
@@ -126,17 +124,8 @@ class ExactRetriever(StoredRetriever):
 
     def contents(self) -> IndexContents:
         """See ``StoredRetriever.contents``."""
-        header = {
-            "kind": _KIND,
-            "count": len(self._store),
-            "dim": self._store.dim,
-            "encoder": encoder_header(self._encoder),
-            "title_in_text": self._options.title_in_text,
-        }
-        return IndexContents(header, {
-            "passages": passage_lines(self._store.passages),
-            "vectors": [array_bytes(self._store.vectors.astype("<f4", copy=False))],
-        })
+        return store_contents(
+            _KIND, self._encoder, self._store, title_in_text=self._options.title_in_text)
 
     @classmethod
     def load(

@@ -115,9 +115,6 @@ class HnswRetriever(StoredRetriever):
         retriever.add(passages, progress=progress)
         return retriever
 
-    def __len__(self) -> int:
-        return len(self._parts.store)
-
     @property
     def encoder(self) -> TextEncoder:
         """The encoder of passages and queries."""

@@ -7,7 +7,6 @@ Sections: ``passages`` (one JSON object a line), ``vectors`` (count, dim) float3
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,18 +18,17 @@ from flarecore.retrieval.index_sections import (
     array_bytes,
     check_encoder,
     check_kind,
-    encoder_header,
-    passage_lines,
     read_flag,
     read_store,
+    store_contents,
 )
 from flarecore.retrieval.passage import TextEncoder
 from flarecore.retrieval.ranking import FloatArray
 from flarecore.retrieval.store import PassageStore, StoreOptions
 
-__all__ = ["KIND", "IndexParts", "hnsw_contents", "parts_from_file"]
+__all__ = ["IndexParts", "hnsw_contents", "parts_from_file"]
 
-KIND = "hnsw"
+_KIND = "hnsw"
 
 
 @dataclass
@@ -49,12 +47,10 @@ def hnsw_contents(parts: IndexParts) -> IndexContents:
     """What an index file of these parts holds."""
     store, params = parts.store, parts.params
     graph_rows = parts.graph.num_rows if parts.graph is not None else 0
-    header = {
-        "kind": KIND,
-        "count": len(store),
-        "dim": store.dim,
-        "encoder": encoder_header(parts.encoder),
-        "title_in_text": parts.options.title_in_text,
+    contents = store_contents(
+        _KIND, parts.encoder, store, title_in_text=parts.options.title_in_text)
+    header, sections = contents.header, contents.sections
+    header |= {
         "exact_below": parts.exact_below,
         "m": params.m,
         "ef_construction": params.ef_construction,
@@ -63,24 +59,20 @@ def hnsw_contents(parts: IndexParts) -> IndexContents:
         "graph_rows": graph_rows,
         "graph_entry": 0,
     }
-    sections: dict[str, Any] = {
-        "passages": passage_lines(store.passages),
-        "vectors": [array_bytes(store.vectors.astype("<f4", copy=False))],
-    }
     if parts.graph is not None and graph_rows:
         links = parts.graph.links()
         header["graph_entry"] = links.entry
         sections["graph_base"] = [array_bytes(links.base.astype("<u4", copy=False))]
         sections["graph_upper"] = [array_bytes(links.upper.astype("<u4", copy=False))]
         sections["graph_levels"] = [array_bytes(links.levels)]
-    return IndexContents(header, sections)
+    return contents
 
 
 def parts_from_file(
     file: IndexFile, encoder: TextEncoder | None, ef_search: int | None = None
 ) -> IndexParts:
     """The checked parts of an index file; see ``HnswRetriever.load``."""
-    check_kind(file, KIND)
+    check_kind(file, _KIND)
     encoder = check_encoder(file, encoder)
     store = read_store(file, encoder)
     title_in_text = read_flag(file, "title_in_text")

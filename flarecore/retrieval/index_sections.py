@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ __all__ = [
     "read_flag",
     "read_passages_section",
     "read_store",
+    "section_lines",
+    "store_contents",
 ]
 
 MAX_COUNT = (1 << 31) - 1
@@ -38,7 +40,7 @@ class IndexContents:
     """What :func:`flarecore.retrieval.index_io.write_index_file` writes."""
 
     header: dict[str, Any]
-    sections: Mapping[str, Iterable[bytes | memoryview]]
+    sections: dict[str, Iterable[bytes | memoryview]]
 
 
 def check_kind(file: IndexFile, kind: str) -> None:
@@ -108,6 +110,17 @@ def _load_by_name(file: IndexFile, name: str) -> TextEncoder:
     return SentenceEncoder.load(name)
 
 
+def store_contents(
+    kind: str, encoder: TextEncoder, store: PassageStore, *, title_in_text: bool
+) -> IndexContents:
+    """What every index with an encoder holds; :func:`read_store` reads it."""
+    header = {"kind": kind, "count": len(store), "dim": store.dim,
+              "encoder": encoder_header(encoder), "title_in_text": title_in_text}
+    return IndexContents(header, {
+        "passages": passage_lines(store.passages),
+        "vectors": [array_bytes(store.vectors.astype("<f4", copy=False))]})
+
+
 def read_store(file: IndexFile, encoder: TextEncoder) -> PassageStore:
     """Sections ``passages`` and ``vectors``, (count, dim) float32, of an index with an encoder."""
     count = file.integer("count", 0, MAX_COUNT)
@@ -137,11 +150,7 @@ def read_passages_section(file: IndexFile, count: int) -> Iterator[Passage]:
                 f"{file.path}: has {len(file.passages)} passages, a part of it says {count}")
         yield from file.passages
         return
-    lines = file.section("passages").tobytes().split(b"\n")
-    if len(lines) != count + 1 or lines[-1]:
-        raise IndexFileError(
-            f"{file.path}: section 'passages' must have {count} lines, got {len(lines) - 1}")
-    for number, line in enumerate(lines[:-1], start=1):
+    for number, line in enumerate(section_lines(file, "passages", count), start=1):
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict) or "score" in fields:
@@ -150,3 +159,12 @@ def read_passages_section(file: IndexFile, count: int) -> Iterator[Passage]:
         except (ValueError, RecursionError) as error:  # ConfigError is a ValueError
             raise IndexFileError(
                 f"{file.path}: section 'passages', line {number}: {error}") from error
+
+
+def section_lines(file: IndexFile, name: str, count: int) -> list[bytes]:
+    """The lines of a section, which must be `count`, each with its end."""
+    lines = file.section(name).tobytes().split(b"\n")
+    if len(lines) != count + 1 or lines[-1]:
+        raise IndexFileError(
+            f"{file.path}: section {name!r} must have {count} lines, got {len(lines) - 1}")
+    return lines[:-1]

@@ -8,11 +8,10 @@ special tokens, so that no text can produce one. Special tokens are found by
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flarecore.checkpoint.json_file import read_json, read_text
+from flarecore.checkpoint.json_file import Section, read_json, read_text
 from flarecore.errors import ModelFileError, UnsupportedError
 from flarecore.tokenizer.parts import TokenizerParts
 from flarecore.tokenizer.tokenizer_json import JsonBpe, TokenizerJson
@@ -68,16 +67,9 @@ def checkpoint_parts(
     )
 
 
-@dataclass(frozen=True)
-class _File:
+def _section(path: Path) -> Section:
     """A JSON file that need not be there."""
-
-    path: Path
-    values: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, path: Path) -> _File:
-        return cls(path, read_json(path) if path.exists() else {})
+    return Section(read_json(path) if path.exists() else {}, str(path), {})
 
 
 class _Settings:
@@ -85,9 +77,9 @@ class _Settings:
 
     def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
         self._directory = directory
-        self._tokenizer = _File.read(directory / "tokenizer_config.json")
-        self._generation = _File.read(directory / "generation_config.json")
-        self._config = _File(directory / "config.json", config)
+        self._tokenizer = _section(directory / "tokenizer_config.json")
+        self._generation = _section(directory / "generation_config.json")
+        self._config = Section(config, str(directory / "config.json"), {})
 
     def token(self, name: str) -> str | None:
         """Text of ``bos_token`` and so on."""
@@ -135,7 +127,7 @@ class _Settings:
         """``eos_token_id`` of generation and model: one or several."""
         files = [self._generation, self._config]
         if isinstance(text := self._config.values.get("text_config"), Mapping):
-            files.append(_File(self._config.path, text))
+            files.append(Section(text, self._config.where, {}))
         return {i for file in files for i in _ids(file, "eos_token_id", size)}
 
     def chat_template(self) -> str | None:
@@ -155,17 +147,17 @@ class _Settings:
         return value
 
     @staticmethod
-    def _fail(file: _File, key: str, value: Any, expected: str) -> ModelFileError:
-        return ModelFileError(f"{file.path}: {key} is {value!r:.80}, expected {expected}")
+    def _fail(file: Section, key: str, value: Any, expected: str) -> ModelFileError:
+        return ModelFileError(f"{file.where}: {key} is {value!r:.80}, expected {expected}")
 
 
-def _ids(file: _File, key: str, size: int) -> list[int]:
+def _ids(file: Section, key: str, size: int) -> list[int]:
     """One id, several or none; each must be a token."""
     value = file.values.get(key)
     found = [] if value is None else value if isinstance(value, list) else [value]
     for index in found:
         if isinstance(index, bool) or not isinstance(index, int) or not -1 <= index < size:
             raise ModelFileError(
-                f"{file.path}: {key} is {value!r:.80}; the vocabulary has ids from 0 to {size - 1}"
+                f"{file.where}: {key} is {value!r:.80}; the vocabulary has ids from 0 to {size - 1}"
             )
     return [index for index in found if index >= 0]
