@@ -148,9 +148,8 @@ def _random_blocks(value: np.ndarray, name: str, seed: int) -> np.ndarray:
     return with_scale(float(value.std() / unit.std()))
 
 
-def write_tiny_llama(path: Path, spec: TinyLlama) -> None:
-    """Write the model as a GGUF file; matrices in the type asked for, vectors in float32."""
-    writer = gguf.GGUFWriter(str(path), "llama")
+def add_shape(writer: gguf.GGUFWriter, spec: Any) -> None:
+    """Sizes that every architecture has."""
     writer.add_block_count(spec.num_layers)
     writer.add_context_length(spec.context_length)
     writer.add_embedding_length(spec.hidden_size)
@@ -159,6 +158,12 @@ def write_tiny_llama(path: Path, spec: TinyLlama) -> None:
     writer.add_head_count_kv(spec.num_kv_heads)
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
+
+
+def write_tiny_llama(path: Path, spec: TinyLlama) -> None:
+    """Write the model as a GGUF file; matrices in the type asked for, vectors in float32."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    add_shape(writer, spec)
     writer.add_rope_dimension_count(spec.head_dim)
     writer.add_rope_freq_base(spec.rope_theta)
     writer.add_layer_norm_rms_eps(1e-5)

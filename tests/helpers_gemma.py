@@ -9,7 +9,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from helpers import model_folder, open_engine, transformers_decoder
+from helpers import add_shape, model_folder, open_engine, transformers_decoder
 
 from flarecore.model_files import find_model
 from flarecore.reference.sampler import confidences
@@ -99,14 +99,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 def write_tiny_gemma(path: Path, spec: TinyGemma) -> None:
     """Write the model as a GGUF file; vectors in float32."""
     writer = gguf.GGUFWriter(str(path), "gemma3")
-    writer.add_block_count(spec.num_layers)
-    writer.add_context_length(spec.context_length)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(spec.ffn_size)
-    writer.add_head_count(spec.num_heads)
-    writer.add_head_count_kv(spec.num_kv_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
+    add_shape(writer, spec)
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_sliding_window(spec.window)
