@@ -185,3 +185,4 @@ _live_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _close_engines() -> None:
     for engine in list(_live_engines):
         engine.close()
+    _C.join_retired_workers()

@@ -319,7 +319,7 @@ def test_theta_tells_whether_a_confidence_is_below(engine):
 
 
 LAST_REFERENCE = """
-import sys, threading
+import sys, threading, time
 sys.path.insert(0, sys.argv[1])
 from helpers import DECODE, TinyLlama, open_engine
 for _ in range(5):
@@ -327,17 +327,23 @@ for _ in range(5):
     engine = open_engine(TinyLlama())
     operation = engine.sequence([1, 2, 3]).decode_async(40, **DECODE)
     kept = [engine, operation]
-    operation._native.on_done(lambda kept=kept, ended=ended: (kept.clear(), ended.set()))
+    operation._native.on_done(lambda kept=kept, ended=ended: (
+        kept.clear(), ended.set(), time.sleep(float(sys.argv[2]))))
     del engine, operation, kept
     assert ended.wait(60)
 print("all ended")
 """
 
 
-def test_the_last_reference_to_an_engine_may_go_on_its_own_thread():
-    """The worker cannot wait for itself; that once ended the process."""
+@pytest.mark.parametrize("pause", ["0", "0.005", "0.01", "0.02"])
+def test_the_last_reference_to_an_engine_may_go_on_its_own_thread(pause):
+    """The worker cannot wait for itself; that once ended the process, at once or at its exit.
+
+    With a pause it may still be in its callback when Python is torn down: most runs end there if
+    nobody waits for it.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", LAST_REFERENCE, str(Path(__file__).parent)],
+        [sys.executable, "-c", LAST_REFERENCE, str(Path(__file__).parent), pause],
         capture_output=True, text=True, env=os.environ | {
             "PYTHONPATH": str(Path(__file__).parent.parent)})
     assert done.returncode == 0 and "all ended" in done.stdout, done.stderr

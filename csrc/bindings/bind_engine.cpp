@@ -9,6 +9,7 @@
 #include "bindings/convert.h"
 #include "bindings/engine_handles.h"
 #include "common/check.h"
+#include "engine/retired_workers.h"
 
 namespace py = pybind11;
 
@@ -215,6 +216,8 @@ void bind_sequence(py::module_& m) {
 }  // namespace
 
 void bind_engine(py::module_& m) {
+  m.def("join_retired_workers", &join_retired_workers, NoGil(),
+        "Waits for workers whose engines were ended by a callback on themselves.");
   bind_passage(m);
   bind_operation(m);
   bind_sequence(m);

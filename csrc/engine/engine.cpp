@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "engine/retired_workers.h"
 
 namespace flarecore {
 namespace {
@@ -40,7 +41,12 @@ std::shared_ptr<Engine> Engine::create(std::shared_ptr<Model> model, const Engin
         "max_batch_tokens must be in 1 to 8192, got ", options.max_batch_tokens);
   model->vocabulary();
   std::shared_ptr<Engine> engine(new Engine(std::move(model), options));
-  engine->worker_ = std::thread([engine] { engine->run(); });
+  const auto ended = engine->worker_ended_;
+  engine->worker_ = std::thread([running = engine, ended]() mutable {
+    running->run();
+    running.reset();
+    ended->store(true);
+  });
   return engine;
 }
 
@@ -72,7 +78,7 @@ void Engine::shutdown() {
   if (worker_.get_id() == std::this_thread::get_id()) {
     // A callback of an operation dropped the last reference: the worker keeps the engine alive and
     // ends when it returns from it.
-    worker_.detach();
+    retire_worker(std::move(worker_), worker_ended_);
   } else {
     worker_.join();
   }

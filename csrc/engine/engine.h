@@ -5,6 +5,7 @@
 // computes. An operation owns its sequence until it is done; a second one is refused.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <list>
 #include <memory>
@@ -104,6 +105,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::thread worker_;
+  std::shared_ptr<std::atomic<bool>> worker_ended_ = std::make_shared<std::atomic<bool>>(false);
   bool is_stopping_ = false;
   int num_sequences_ = 0;
   int64_t num_steps_ = 0, num_rows_ = 0;
