@@ -35,7 +35,7 @@ IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl",
                 "-mavx512vnni", "-mprefer-vector-width=512"]
-AMX_FLAGS = ["-mamx-tile", "-mamx-int8"]
+AMX_FLAGS = ["-mamx-tile", "-mamx-bf16"]
 ISA_FLAGS = {"_avx2": AVX2_FLAGS, "_avx512": AVX512_FLAGS, "_amx": [*AVX512_FLAGS, *AMX_FLAGS]}
 # ffp-contract=off: a multiply and an add are fused only where the source says so; otherwise two
 # instantiations of one kernel could round differently and break bit-identity between row counts.

@@ -43,9 +43,9 @@ bool may_use_tiles() {
 }
 
 bool has_amx(uint64_t xcr0, uint32_t d7) {
-  constexpr uint32_t kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr uint32_t kTile = 1u << 24, kBfloat16 = 1u << 22;
   constexpr uint64_t kTileState = uint64_t{3} << 17;  // configuration and data
-  return kernel_table_amx() != nullptr && has_bits(d7, kTile | kInt8) &&
+  return kernel_table_amx() != nullptr && has_bits(d7, kTile | kBfloat16) &&
          has_bits(xcr0, kTileState) && may_use_tiles();
 }
 

@@ -13,7 +13,7 @@ enum class CpuIsa { kGeneric, kAvx2, kAvx512, kAmx };
 const char* isa_name(CpuIsa isa);
 
 // The levels that were built and that this CPU and operating system can run (CPUID and XCR0),
-// lowest first. kAvx512 asks for F, BW, DQ, VL and VNNI, kAmx for TILE and INT8 on top, and for the
+// lowest first. kAvx512 asks for F, BW, DQ, VL and VNNI, kAmx for TILE and BF16 on top, and for the
 // permission to use tiles, which Linux gives to a whole process when it is asked.
 std::vector<CpuIsa> available_isas();
 

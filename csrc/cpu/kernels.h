@@ -51,6 +51,24 @@ struct QuantizedGroup {
   int8_t q[kGroupSize];  // in [-127, 127]
 };
 
+// Activations of many rows, quantised as quantize_row does, in the order of the level's products for
+// many rows: blocks of KernelTable::block_rows rows, a block (num_groups) cells of block_cell_bytes.
+// What a cell holds is the level's own affair.
+struct BlockedRows {
+  const uint8_t* cells;  // 64-byte aligned
+  int64_t num_groups;    // cells between two blocks
+  int num_rows;
+};
+
+// activate(x * gate^T, x * up^T), quantised: the feed-forward block up to its last product.
+struct GatedProduct {
+  PackedView gate, up;  // of one shape, the number of channels a multiple of 32
+  void (*activate)(const float* gate, const float* up, int64_t n, float* y);  // silu_mul, ...
+  BlockedRows x;
+  uint8_t* out;  // cells of the same rows
+  int64_t out_num_groups;
+};
+
 // Attention of up to kMaxAttentionRows query rows of one sequence that share one KV head, over the
 // KV blocks [block_begin, block_end). Row i sees the token positions [first_visible[i],
 // end_visible[i]); both are absolute, end_visible is at most block_end * 32 of the written tokens.
@@ -113,6 +131,18 @@ struct KernelTable {
   void (*matmul_quantized)(const PackedView& w, const QuantizedGroup* x, int64_t x_stride,
                            int num_rows, int64_t tile_begin, int64_t tile_end, float* y,
                            int64_t y_stride);
+
+  // The same for many rows: activations in blocks. Every output has the bits of matmul_quantized.
+  int block_rows, block_cell_bytes;
+  bool (*multiplies_blocks)(WeightFormat format);
+  // Quantises the rows of one block, num_rows of them (1 to block_rows). x is (num_rows, n) with row
+  // stride x_stride, n a multiple of 32.
+  void (*quantize_block)(const float* x, int64_t x_stride, int num_rows, int64_t n,
+                         uint8_t* cells);
+  void (*matmul_blocks)(const PackedView& w, const BlockedRows& x, int64_t tile_begin,
+                        int64_t tile_end, float* y, int64_t y_stride);
+  // Groups of 32 channels [group_begin, group_end), that is of the output's groups.
+  void (*gated_blocks)(const GatedProduct& product, int64_t group_begin, int64_t group_end);
 
   // Softmax numerators over one split of the context (flash style, blocks in ascending order).
   void (*attention)(const AttentionArgs& args);

@@ -1,11 +1,11 @@
 // The AMX level: the AVX-512 kernels, with tile products for many rows and the same bits.
 #include "cpu/kernel_tables.h"
 
-#ifdef __AMX_INT8__
+#ifdef __AMX_BF16__
 
 #include "cpu/simd_avx512.h"
 
-#include "cpu/dot_avx512.h"
+#include "cpu/blocks_amx.h"
 
 #include "cpu/matmul_panel.inc"
 
@@ -14,57 +14,87 @@
 namespace flarecore {
 namespace {
 
-constexpr int kAmxMinRows = 32;  // with fewer, decoding the weights costs more than is won
-int64_t num_products = 0;        // a builtin counts: no code of <atomic> may get this file's level
+int64_t num_products = 0;  // a builtin counts: no code of <atomic> may get this file's level
 
-template <WeightFormat F>
-void amx_tiles(const QuantizedJob& job, int num_rows, int64_t tile_begin, int64_t tile_end) {
-  const TileUse use;
-  for (int row = 0; row < num_rows; row += kChunkRows) {
-    const int count = num_rows - row < kChunkRows ? num_rows - row : kChunkRows;
-    for (int64_t tile = tile_begin; tile < tile_end; tile += kPanelTiles) {
-      amx_panel_tiles<F>(job, row, count, tile);
-    }
+void count_product() { __atomic_fetch_add(&num_products, 1, __ATOMIC_RELAXED); }
+
+bool multiplies_blocks(WeightFormat format) {
+  return is_quantized(format) && format != WeightFormat::kQ6_K;
+}
+
+void quantize_block(const float* x, int64_t x_stride, int num_rows, int64_t n, uint8_t* cells) {
+  auto* cell = reinterpret_cast<BlockCell*>(cells);
+  for (int64_t i = 0; i < n; i += kGroupSize) {
+    quantize_cell(x + i, x_stride, num_rows, cell++);
   }
 }
 
-void amx_run(const QuantizedJob& job, int num_rows, int64_t tile_begin, int64_t tile_end) {
-  const auto run = [&](auto tiles) { tiles(job, num_rows, tile_begin, tile_end); };
+void run_product(const AmxJob& job, ChunkOutputs* out) {
   switch (job.w->format) {
-    case WeightFormat::kQ4_0: return run(amx_tiles<WeightFormat::kQ4_0>);
-    case WeightFormat::kQ4_1: return run(amx_tiles<WeightFormat::kQ4_1>);
-    case WeightFormat::kQ4_K: return run(amx_tiles<WeightFormat::kQ4_K>);
-    case WeightFormat::kQ5_0: return run(amx_tiles<WeightFormat::kQ5_0>);
-    case WeightFormat::kQ5_1: return run(amx_tiles<WeightFormat::kQ5_1>);
-    case WeightFormat::kQ5_K: return run(amx_tiles<WeightFormat::kQ5_K>);
-    case WeightFormat::kQ8_0: return run(amx_tiles<WeightFormat::kQ8_0>);
+    case WeightFormat::kQ4_0: return amx_product<WeightFormat::kQ4_0>(job, out);
+    case WeightFormat::kQ4_1: return amx_product<WeightFormat::kQ4_1>(job, out);
+    case WeightFormat::kQ4_K: return amx_product<WeightFormat::kQ4_K>(job, out);
+    case WeightFormat::kQ5_0: return amx_product<WeightFormat::kQ5_0>(job, out);
+    case WeightFormat::kQ5_1: return amx_product<WeightFormat::kQ5_1>(job, out);
+    case WeightFormat::kQ5_K: return amx_product<WeightFormat::kQ5_K>(job, out);
+    case WeightFormat::kQ8_0: return amx_product<WeightFormat::kQ8_0>(job, out);
     default: return;  // none of this kernel's
   }
 }
 
-void matmul_quantized(const PackedView& w, const QuantizedGroup* x, int64_t x_stride, int num_rows,
-                      int64_t tile_begin, int64_t tile_end, float* y, int64_t y_stride) {
-  // Blocks of 16 rows times pairs of whole tiles; the AVX-512 kernels do the rest.
-  const KernelTable& rest = kernel_table_avx512();
-  const int64_t whole_tiles = w.num_rows / kLanes;
-  const int64_t last = tile_end < whole_tiles ? tile_end : whole_tiles;
-  const bool fits = num_rows >= kAmxMinRows && w.format != WeightFormat::kQ6_K;
-  const int rows = fits ? num_rows / kAmxRows * kAmxRows : 0;
-  int64_t split = tile_begin;
-  if (rows > 0 && last > tile_begin) {
-    split += (last - tile_begin) / kPanelTiles * kPanelTiles;
+// body(first row, rows, first block) for the chunks of x.
+template <typename Body>
+void for_chunks(const BlockedRows& x, Body body) {
+  for (int row = 0; row < x.num_rows; row += kChunkRows) {
+    const int left = x.num_rows - row;
+    body(row, left < kChunkRows ? left : kChunkRows,
+         reinterpret_cast<const BlockCell*>(x.cells) + row / kAmxRows * x.num_groups);
   }
-  if (split > tile_begin) {
-    __atomic_fetch_add(&num_products, 1, __ATOMIC_RELAXED);
-    amx_run({&w, x, x_stride, y, y_stride}, rows, tile_begin, split);
-    if (rows < num_rows) {
-      rest.matmul_quantized(w, x + rows * x_stride, x_stride, num_rows - rows, tile_begin, split,
-                            y + rows * y_stride, y_stride);
+}
+
+int blocks_of(int num_rows) { return (num_rows + kAmxRows - 1) / kAmxRows; }
+
+void matmul_blocks(const PackedView& w, const BlockedRows& x, int64_t tile_begin, int64_t tile_end,
+                   float* y, int64_t y_stride) {
+  count_product();
+  const TileUse use;
+  ChunkOutputs out;
+  for_chunks(x, [&](int row, int num_rows, const BlockCell* cells) {
+    for (int64_t tile = tile_begin; tile < tile_end; tile += kPanelTiles) {
+      const int64_t second = tile + 1 < tile_end ? tile + 1 : tile;
+      run_product({&w, {tile, second}, cells, x.num_groups, blocks_of(num_rows)}, &out);
+      for (int64_t t = tile; t < tile_end && t < tile + kPanelTiles; ++t) {
+        const int64_t channels = w.num_rows - t * kLanes;
+        const int count = static_cast<int>(channels < kLanes ? channels : kLanes);
+        for (int r = 0; r < num_rows; ++r) {
+          const float* from = out.y[r / kAmxRows][r % kAmxRows][t - tile];
+          store_first(y + (row + r) * y_stride + t * kLanes, load(from), count);
+        }
+      }
     }
-  }
-  if (split < tile_end) {
-    rest.matmul_quantized(w, x, x_stride, num_rows, split, tile_end, y, y_stride);
-  }
+  });
+}
+
+void gated_blocks(const GatedProduct& product, int64_t group_begin, int64_t group_end) {
+  count_product();
+  const TileUse use;
+  ChunkOutputs gate, up;
+  for_chunks(product.x, [&](int row, int num_rows, const BlockCell* cells) {
+    const int blocks = blocks_of(num_rows);
+    auto* to = reinterpret_cast<BlockCell*>(product.out) + row / kAmxRows * product.out_num_groups;
+    for (int64_t group = group_begin; group < group_end; ++group) {
+      const int64_t tile = group * kPanelTiles;
+      run_product({&product.gate, {tile, tile + 1}, cells, product.x.num_groups, blocks}, &gate);
+      run_product({&product.up, {tile, tile + 1}, cells, product.x.num_groups, blocks}, &up);
+      for (int block = 0; block < blocks; ++block) {
+        float* y = gate.y[block][0][0];
+        product.activate(y, up.y[block][0][0], kAmxRows * kGroupSize, y);
+        const int left = num_rows - block * kAmxRows;
+        quantize_cell(y, kGroupSize, left < kAmxRows ? left : kAmxRows,
+                      to + block * product.out_num_groups + group);
+      }
+    }
+  });
 }
 
 }  // namespace
@@ -75,7 +105,12 @@ const KernelTable* kernel_table_amx() {
   static const KernelTable table = [] {
     KernelTable t = kernel_table_avx512();
     t.name = "amx";
-    t.matmul_quantized = matmul_quantized;
+    t.block_rows = kAmxRows;
+    t.block_cell_bytes = sizeof(BlockCell);
+    t.multiplies_blocks = multiplies_blocks;
+    t.quantize_block = quantize_block;
+    t.matmul_blocks = matmul_blocks;
+    t.gated_blocks = gated_blocks;
     return t;
   }();
   return &table;

@@ -34,6 +34,25 @@ void Decoder::for_rows(F&& body) {
   }
 }
 
+template <typename F>
+void Decoder::for_blocks(F&& body) {
+  const int num_rows = static_cast<int>(ws_->rows.size()), step = ws_->input.block_rows();
+  if (step == 1) return for_rows([&](int row) { body(row, 1); });
+  threads_->parallel_for((num_rows + step - 1) / step, [&](int64_t block, int) {
+    const int first = static_cast<int>(block) * step;
+    body(first, std::min(step, num_rows - first));
+  });
+}
+
+// Whether the kernels for many rows take every feed-forward matrix.
+bool Decoder::fuses_ffn() const {
+  const auto takes = kernels().multiplies_blocks;
+  return std::all_of(weights_->layers.begin(), weights_->layers.end(), [&](const auto& layer) {
+    return takes(layer.gate.view().format) && takes(layer.up.view().format) &&
+           takes(layer.down.view().format);
+  });
+}
+
 void Decoder::forward(Span<const ForwardSegment> segments, const LogitsConsumer& consume) {
   plan(segments);
   if (ws_->rows.empty()) return;
@@ -54,7 +73,7 @@ void Decoder::plan(Span<const ForwardSegment> segments) {
                            segments[s].position(place)});
     }
   }
-  ws_->resize(config_);
+  ws_->resize(config_, fuses_ffn());
   ws_->plan_attention(config_, segments);
 }
 
@@ -73,10 +92,12 @@ void Decoder::embed(Span<const ForwardSegment> segments) {
 void Decoder::attention_block(const LayerWeights& layer, int index,
                               Span<const ForwardSegment> segments) {
   const int num_rows = static_cast<int>(ws_->rows.size());
-  for_rows([&](int row) {
-    kernels().rmsnorm(ws_->hidden(row), layer.attention_norm.data(), config_.norm_eps,
-                      config_.hidden_size, ws_->input.row(row));
-    ws_->quantize_if_needed(row, config_.hidden_size, {&layer.q, &layer.k, &layer.v});
+  for_blocks([&](int first, int count) {
+    for (int row = first; row < first + count; ++row) {
+      kernels().rmsnorm(ws_->hidden(row), layer.attention_norm.data(), config_.norm_eps,
+                        config_.hidden_size, ws_->input.row(row));
+    }
+    ws_->input.quantize(first, count, config_.hidden_size, {&layer.q, &layer.k, &layer.v});
   });
   const std::vector<LinearTarget> qkv = {
       {&layer.q, ws_->query.data(), config_.query_size()},
@@ -87,9 +108,9 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
   const AttentionPlan& plan = ws_->plan_of(config_.layers[index].window);
   threads_->parallel_for(int64_t(plan.tiles.size()) * config_.num_kv_heads,
                          [&](int64_t task, int) { attend(index, plan, segments, task); });
-  for_rows([&](int row) {
-    join_splits(plan, row);
-    ws_->quantize_if_needed(row, config_.query_size(), {&layer.o});
+  for_blocks([&](int first, int count) {
+    for (int row = first; row < first + count; ++row) join_splits(plan, row);
+    ws_->input.quantize(first, count, config_.query_size(), {&layer.o});
   });
   const std::vector<LinearTarget> out = {{&layer.o, ws_->delta.data(), config_.hidden_size}};
   run_linear(out, ws_->input, num_rows, threads_);
@@ -106,25 +127,41 @@ void Decoder::add_to_residual(int row, const std::vector<float>& post_norm) {
 
 void Decoder::ffn_block(const LayerWeights& layer) {
   const int num_rows = static_cast<int>(ws_->rows.size());
-  for_rows([&](int row) {
-    add_to_residual(row, layer.attention_post_norm);
-    kernels().rmsnorm(ws_->hidden(row), layer.ffn_norm.data(), config_.norm_eps,
-                      config_.hidden_size, ws_->input.row(row));
-    ws_->quantize_if_needed(row, config_.hidden_size, {&layer.gate, &layer.up});
+  for_blocks([&](int first, int count) {
+    for (int row = first; row < first + count; ++row) {
+      add_to_residual(row, layer.attention_post_norm);
+      kernels().rmsnorm(ws_->hidden(row), layer.ffn_norm.data(), config_.norm_eps,
+                        config_.hidden_size, ws_->input.row(row));
+    }
+    ws_->input.quantize(first, count, config_.hidden_size, {&layer.gate, &layer.up});
   });
-  const int64_t ffn = config_.intermediate_size;
   const auto activate = config_.activation == Activation::kSilu ? kernels().silu_mul
                                                                 : kernels().gelu_tanh_mul;
+  const std::vector<LinearTarget> down = {{&layer.down, ws_->delta.data(), config_.hidden_size}};
+  if (ws_->fused) {
+    run_gated(layer.gate, layer.up, activate, ws_->input, num_rows, threads_, &ws_->gated);
+    run_linear(down, ws_->gated, num_rows, threads_);
+  } else {
+    gate_and_up(layer, activate);
+    run_linear(down, ws_->input, num_rows, threads_);
+  }
+  for_rows([&](int row) { add_to_residual(row, layer.ffn_post_norm); });
+}
+
+// The input of `down`, by way of gate and up in memory.
+void Decoder::gate_and_up(const LayerWeights& layer,
+                          void (*activate)(const float*, const float*, int64_t, float*)) {
+  const int64_t ffn = config_.intermediate_size;
   const std::vector<LinearTarget> gate_up = {{&layer.gate, ws_->gate.data(), ffn},
                                              {&layer.up, ws_->up.data(), ffn}};
-  run_linear(gate_up, ws_->input, num_rows, threads_);
-  for_rows([&](int row) {
-    activate(ws_->gate.data() + row * ffn, ws_->up.data() + row * ffn, ffn, ws_->input.row(row));
-    ws_->quantize_if_needed(row, ffn, {&layer.down});
+  run_linear(gate_up, ws_->input, static_cast<int>(ws_->rows.size()), threads_);
+  for_blocks([&](int first, int count) {
+    for (int row = first; row < first + count; ++row) {
+      activate(ws_->gate.data() + row * ffn, ws_->up.data() + row * ffn, ffn,
+               ws_->input.row(row));
+    }
+    ws_->input.quantize(first, count, ffn, {&layer.down});
   });
-  const std::vector<LinearTarget> down = {{&layer.down, ws_->delta.data(), config_.hidden_size}};
-  run_linear(down, ws_->input, num_rows, threads_);
-  for_rows([&](int row) { add_to_residual(row, layer.ffn_post_norm); });
 }
 
 void Decoder::head(Span<const ForwardSegment> segments, const LogitsConsumer& consume) {
@@ -133,6 +170,7 @@ void Decoder::head(Span<const ForwardSegment> segments, const LogitsConsumer& co
     const auto& r = ws_->rows[row];
     if (r.index >= segments[r.segment].logits_begin) wanted.push_back(static_cast<int>(row));
   }
+  ws_->input.set_blocked(false);
   std::vector<bool> finished(segments.size(), false);
   std::vector<int> batch;
   size_t next = 0;
@@ -158,7 +196,7 @@ void Decoder::head_rows(Span<const ForwardSegment> segments, Span<const int> row
   for (int i = 0; i < num_rows; ++i) {
     kernels().rmsnorm(ws_->hidden(rows[i]), weights_->output_norm.data(), config_.norm_eps,
                       config_.hidden_size, ws_->input.row(i));
-    ws_->quantize_if_needed(i, config_.hidden_size, {&matrix});
+    ws_->input.quantize(i, 1, config_.hidden_size, {&matrix});
   }
   ws_->logits.resize(std::max(ws_->logits.size(), size_t(kHeadRows) * vocab));
   ws_->stats.resize(size_t(kHeadRows) * num_runs);

@@ -62,6 +62,8 @@ class Decoder {
   void embed(Span<const ForwardSegment> segments);
   void attention_block(const LayerWeights& layer, int index, Span<const ForwardSegment> segments);
   void ffn_block(const LayerWeights& layer);
+  void gate_and_up(const LayerWeights& layer,
+                   void (*activate)(const float*, const float*, int64_t, float*));
   void rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const;
   void rotate_and_store(const LayerWeights& weights, int layer,
                         Span<const ForwardSegment> segments, int row);
@@ -77,6 +79,10 @@ class Decoder {
   // Row work of a few rows costs less than waking the other threads.
   template <typename F>
   void for_rows(F&& body);
+  // The same in what the next product's input is quantised in: body(first row, number of rows).
+  template <typename F>
+  void for_blocks(F&& body);
+  bool fuses_ffn() const;
 
   DecoderConfig config_;
   std::shared_ptr<const DecoderWeights> weights_;

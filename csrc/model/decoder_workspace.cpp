@@ -12,21 +12,29 @@ void grow(std::vector<float>* buffer, size_t size) {
 
 }  // namespace
 
-void Decoder::Workspace::resize(const DecoderConfig& config) {
+void Decoder::Workspace::resize(const DecoderConfig& config, bool fuses_ffn) {
   const size_t num_rows = rows.size();
+  const bool is_many = num_rows >= kManyRows;
   hidden_size_ = config.hidden_size;
   grow(&residual, num_rows * config.hidden_size);
   grow(&delta, num_rows * config.hidden_size);
   grow(&query, num_rows * config.query_size());
   grow(&key, num_rows * config.kv_size());
   grow(&value, num_rows * config.kv_size());
-  grow(&gate, num_rows * config.intermediate_size);
-  grow(&up, num_rows * config.intermediate_size);
+  input.set_blocked(is_many);
+  gated.set_blocked(is_many);
+  fused = is_many && fuses_ffn;
+  int64_t widest = std::max(config.hidden_size, config.query_size());
+  if (fused) {
+    gated.resize(num_rows, config.intermediate_size);
+  } else {
+    grow(&gate, num_rows * config.intermediate_size);
+    grow(&up, num_rows * config.intermediate_size);
+    widest = std::max<int64_t>(widest, config.intermediate_size);
+  }
   const size_t angles = num_rows * config.rotaries.size() * (config.rotary_dim / 2);
   grow(&cosine, angles);
   grow(&sine, angles);
-  const int64_t widest =
-      std::max({config.hidden_size, config.intermediate_size, config.query_size()});
   // The head's input reuses these rows, so there are always enough for it.
   input.resize(std::max<int64_t>(num_rows, 8), widest);
 }
@@ -93,16 +101,6 @@ void Decoder::Workspace::fill_rotation(const DecoderConfig& config, int row, int
       const double angle = static_cast<float>(position) * rotary.inverse_frequency[i];
       cosine[out] = static_cast<float>(std::cos(angle));
       sine[out] = static_cast<float>(std::sin(angle));
-    }
-  }
-}
-
-void Decoder::Workspace::quantize_if_needed(int row, int64_t num_cols,
-                                            std::initializer_list<const PackedMatrix*> readers) {
-  for (const PackedMatrix* matrix : readers) {
-    if (is_quantized(matrix->view().format)) {
-      input.quantize(row, num_cols);
-      return;
     }
   }
 }

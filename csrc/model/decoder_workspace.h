@@ -1,8 +1,6 @@
 // Buffers of one forward pass and its plan of rows and attention tiles. Internal to the decoder.
 #pragma once
 
-#include <initializer_list>
-
 #include "model/decoder.h"
 #include "model/linear.h"
 
@@ -13,6 +11,9 @@ namespace flarecore {
 constexpr int kSplitBlocks = 16;
 
 constexpr int kOwnBlocks = -1;
+
+// From this many rows on a pass takes the kernels for many rows.
+constexpr size_t kManyRows = 32;
 
 // Up to kMaxAttentionRows rows of one segment against one split of the context.
 struct Decoder::AttentionTile {
@@ -52,6 +53,8 @@ struct Decoder::Workspace {
   std::vector<float> gate, up;             // (rows, ffn)
   std::vector<float> cosine, sine;         // (rows, rotaries, rotary_dim / 2)
   ActivationRows input;                    // input of the next product
+  ActivationRows gated;                    // (rows, ffn) input of the last one, if fused
+  bool fused = false;                      // of this pass: gate and up are never in memory
   std::vector<float> partial_out;          // (tiles, kv heads, kMaxAttentionRows, group, head_dim)
   std::vector<float> partial_max, partial_sum;  // (tiles, kv heads, kMaxAttentionRows, group)
   std::vector<float> logits;               // (kHeadRows, vocab)
@@ -68,11 +71,9 @@ struct Decoder::Workspace {
     return {{logits.data() + i * vocab, vocab}, {stats.data() + i * runs, runs}};
   }
 
-  void resize(const DecoderConfig& config);
+  void resize(const DecoderConfig& config, bool fuses_ffn);
   void plan_attention(const DecoderConfig& config, Span<const ForwardSegment> segments);
   void fill_rotation(const DecoderConfig& config, int row, int position);
-  void quantize_if_needed(int row, int64_t num_cols,
-                          std::initializer_list<const PackedMatrix*> readers);
 
  private:
   void plan_tiles(AttentionPlan* plan, Span<const ForwardSegment> segments);

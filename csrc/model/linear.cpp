@@ -2,26 +2,48 @@
 
 #include <algorithm>
 
-#include "cpu/cpu_isa.h"
-
 namespace flarecore {
 
 void ActivationRows::resize(int64_t num_rows, int64_t max_cols) {
   stride_ = (max_cols + kGroupSize - 1) / kGroupSize * kGroupSize;
-  const size_t size = static_cast<size_t>(num_rows * stride_);
-  if (values_.size() >= size) return;
-  values_.resize(size);
-  groups_.resize(size / kGroupSize);
+  const int64_t block_rows = kernels().block_rows;
+  const int64_t num_blocks = (num_rows + block_rows - 1) / block_rows;
+  values_.grow(static_cast<size_t>(num_rows * stride_) * sizeof(float));
+  groups_.grow(static_cast<size_t>(num_rows * group_stride()) * sizeof(QuantizedGroup));
+  if (block_rows == 1 || !is_blocked_) return;
+  cells_.grow(static_cast<size_t>(num_blocks * group_stride() * kernels().block_cell_bytes));
 }
 
-void ActivationRows::quantize(int64_t r, int64_t num_cols) {
-  kernels().quantize_row(row(r), num_cols, groups_.data() + r * group_stride());
+uint8_t* ActivationRows::block(int64_t first_row) {
+  const int64_t index = first_row / kernels().block_rows * group_stride();
+  return const_cast<uint8_t*>(cells().data()) + index * kernels().block_cell_bytes;
+}
+
+void ActivationRows::quantize(int64_t first, int count, int64_t num_cols,
+                              std::initializer_list<const PackedMatrix*> readers) {
+  bool wants_blocks = false, wants_rows = false;
+  for (const PackedMatrix* matrix : readers) {
+    const WeightFormat format = matrix->view().format;
+    if (!is_quantized(format)) continue;
+    (reads_blocks(format) ? wants_blocks : wants_rows) = true;
+  }
+  if (wants_blocks) {
+    kernels().quantize_block(row(first), stride_, count, num_cols, block(first));
+  }
+  if (!wants_rows) return;
+  auto* groups = reinterpret_cast<QuantizedGroup*>(groups_.data());
+  for (int64_t r = first; r < first + count; ++r) {
+    kernels().quantize_row(row(r), num_cols, groups + r * group_stride());
+  }
 }
 
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,
                int64_t tile_begin, int64_t tile_end) {
   const PackedView view = target.matrix->view();
-  if (is_quantized(view.format)) {
+  if (input.reads_blocks(view.format)) {
+    kernels().matmul_blocks(view, input.blocks(num_rows), tile_begin, tile_end, target.out,
+                            target.out_stride);
+  } else if (is_quantized(view.format)) {
     kernels().matmul_quantized(view, input.groups(), input.group_stride(), num_rows, tile_begin,
                                tile_end, target.out, target.out_stride);
   } else {
@@ -30,12 +52,17 @@ void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_
   }
 }
 
+namespace {
+
+// A few tasks a thread even out a busy neighbour; more would only cost hand-outs.
+constexpr int64_t kTasksPerThread = 4;
+
+}  // namespace
+
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
                 ThreadPool* threads) {
   int64_t num_tiles = 0;
   for (const LinearTarget& target : targets) num_tiles += target.matrix->num_tiles();
-  // A few tasks a thread even out a busy neighbour; more would only cost hand-outs.
-  constexpr int64_t kTasksPerThread = 4;
   // Whole pairs of tiles, which the kernels for many rows work on.
   const int64_t chunk =
       std::max<int64_t>(1, num_tiles / (int64_t{threads->num_threads()} * kTasksPerThread) / 2) * 2;
@@ -50,6 +77,20 @@ void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, i
       begin -= tiles;
       end -= tiles;
     }
+  });
+}
+
+void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
+               void (*activate)(const float*, const float*, int64_t, float*),
+               const ActivationRows& input, int num_rows, ThreadPool* threads,
+               ActivationRows* out) {
+  const GatedProduct product{gate.view(), up.view(), activate, input.blocks(num_rows),
+                             out->block(0), out->group_stride()};
+  const int64_t num_groups = gate.num_rows() / kGroupSize;
+  const int64_t wanted = int64_t{threads->num_threads()} * kTasksPerThread;
+  const int64_t chunk = std::max<int64_t>(1, num_groups / wanted);
+  threads->parallel_for((num_groups + chunk - 1) / chunk, [&](int64_t task, int) {
+    kernels().gated_blocks(product, task * chunk, std::min((task + 1) * chunk, num_groups));
   });
 }
 

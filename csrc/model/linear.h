@@ -1,33 +1,56 @@
 // Matrix products of a forward pass: activations prepared once, several matrices in one parallel run.
 #pragma once
 
-#include <vector>
+#include <initializer_list>
 
+#include "common/aligned_buffer.h"
 #include "common/span.h"
 #include "common/thread_pool.h"
+#include "cpu/cpu_isa.h"
 #include "model/packed_matrix.h"
 
 namespace flarecore {
 
-// Input rows of a product: float32, and int8 with scales where a quantised matrix reads them.
+// Input rows of a product: float32, and int8 with scales where a quantised matrix reads them. Many
+// rows are quantised in the blocks of the level's kernels for many rows; formats that these do not
+// take get rows of QuantizedGroup as few rows do.
 class ActivationRows {
  public:
   void resize(int64_t num_rows, int64_t max_cols);
-  float* row(int64_t r) { return values_.data() + r * stride_; }
+  float* row(int64_t r) { return values() + r * stride_; }
   int64_t stride() const { return stride_; }
 
-  // Quantises row r (num_cols values) for quantised matrices.
-  void quantize(int64_t r, int64_t num_cols);
+  // Whether the next rows go in blocks. Never both ways at once: a product reads what was quantised
+  // last.
+  void set_blocked(bool is_blocked) { is_blocked_ = is_blocked; }
+  // Rows that quantize() takes at a time.
+  int block_rows() const { return is_blocked_ ? kernels().block_rows : 1; }
+  bool reads_blocks(WeightFormat format) const {
+    return is_blocked_ && kernels().multiplies_blocks(format);
+  }
 
-  const float* values() const { return values_.data(); }
-  // (num_rows, stride / 32); row r is valid after quantize(r, …).
-  const QuantizedGroup* groups() const { return groups_.data(); }
+  // Quantises the num_cols values of rows [first, first + count), a whole block or what is left of
+  // the last one, as each of the quantised `readers` wants them.
+  void quantize(int64_t first, int count, int64_t num_cols,
+                std::initializer_list<const PackedMatrix*> readers);
+
+  float* values() { return reinterpret_cast<float*>(values_.data()); }
+  const float* values() const { return reinterpret_cast<const float*>(values_.data()); }
+  // (num_rows, stride / 32); row r is valid after quantize().
+  const QuantizedGroup* groups() const {
+    return reinterpret_cast<const QuantizedGroup*>(groups_.data());
+  }
   int64_t group_stride() const { return stride_ / kGroupSize; }
+  BlockedRows blocks(int num_rows) const { return {cells().data(), group_stride(), num_rows}; }
+  uint8_t* block(int64_t first_row);  // cells of the block that begins with this row
 
  private:
+  // Where a block is one row, both ways share the memory.
+  const AlignedBuffer& cells() const { return kernels().block_rows == 1 ? groups_ : cells_; }
+
   int64_t stride_ = 0;
-  std::vector<float> values_;
-  std::vector<QuantizedGroup> groups_;
+  bool is_blocked_ = false;
+  AlignedBuffer values_, groups_, cells_;
 };
 
 struct LinearTarget {
@@ -39,6 +62,13 @@ struct LinearTarget {
 // out = activations * matrix^T for each target; all targets have the same number of inputs.
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
                 ThreadPool* threads);
+
+// The gate and up products of many rows, activated and quantised into `out` as its quantize() would:
+// the products themselves never leave the cache. All rows of `input` are in blocks.
+void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
+               void (*activate)(const float*, const float*, int64_t, float*),
+               const ActivationRows& input, int num_rows, ThreadPool* threads,
+               ActivationRows* out);
 
 // One target's tiles [tile_begin, tile_end) on the calling thread.
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,
