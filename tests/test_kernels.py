@@ -137,7 +137,7 @@ def code_slice(type_name: str) -> slice:
 
 @pytest.mark.parametrize("type_name", QUANTIZED)
 def test_extreme_codes_do_not_saturate(isa, type_name):
-    """All codes at one end, activations at +-127: sums of products are as large as they get."""
+    """All codes at one end, activations at the ends: sums of products are as large as they get."""
     for byte in (0x00, 0xFF, 0x7F, 0x80):
         data = random_tensor(type_name, 16, 256)
         blocks = data.reshape(16, 256 // block_size(type_name)[0], -1)
@@ -145,8 +145,10 @@ def test_extreme_codes_do_not_saturate(isa, type_name):
         w = spec_values(type_name, data).astype(np.float64)
         packed = testing.PackedMatrix(type_name, data, 16, 256, isa)
         for sign in (1, -1):
-            x = np.full((5, 256), sign * 127, np.float32)
-            x[1:, ::3] *= -1
+            # 253 steps of 1 between the ends, of which one may be 0: the largest shift.
+            x = np.full((5, 256), sign * 253, np.float32)
+            x[1:, ::3] = 0
+            x[3:] = np.where(x[3:] == 0, sign * -126, sign * 127)
             size = np.abs(x.astype(np.float64)) @ (2 * np.abs(w)).T + 1e-3
             assert np.all(np.abs(packed.matmul(x, all_tiles(packed)) - x @ w.T) <= 2e-6 * size)
 
@@ -159,17 +161,19 @@ def test_quantize_row(isa):
     x[:32] = 0
     x[32:64] = 0
     x[40] = 1e-36  # too small to matter
-    x[64:96] = np.arange(32) - 31.0  # peak is negative
-    x[96:128] = np.float32(127) * np.sign(x[96:128])
-    q, scale, sums = testing.quantize_row(isa, x)
+    x[64:96] = np.arange(32) - 31.0  # nothing above 0
+    x[96:128] = np.arange(32) + 1.0  # nothing below 0
+    x[128:160] = np.float32(127) * np.sign(x[128:160])
+    q, scale, sums, shift = testing.quantize_row(isa, x)
     groups = x.reshape(-1, 32)
-    peak = np.abs(groups).max(axis=1)
-    live = peak >= 1e-35
-    inverse = np.where(live, np.float32(127) / np.where(live, peak, 1), 0).astype(np.float32)
-    want = np.rint(groups * inverse[:, None]).astype(np.int8)
+    span = groups.max(axis=1, initial=0) - groups.min(axis=1, initial=0)
+    live = span >= 1e-35
+    inverse = np.where(live, np.float32(253) / np.where(live, span, 1), 0).astype(np.float32)
+    want = np.rint(groups * inverse[:, None]).astype(np.int16)
     assert np.array_equal(q.reshape(-1, 32), want)
-    assert np.abs(want).max() == 127 and want.min() == -127
-    assert np.array_equal(scale, np.where(live, peak / np.float32(127), 0).astype(np.float32))
+    assert want.max() == 253 and want.min() == -253
+    assert np.abs(want - shift[:, None]).max() == 127, "int8 without -128 holds what is stored"
+    assert np.array_equal(scale, np.where(live, span / np.float32(253), 0).astype(np.float32))
     int_sums = np.stack([want.sum(axis=1), want[:, :16].sum(axis=1)], axis=1).astype(np.float32)
     assert np.array_equal(sums, scale[:, None] * int_sums)
 

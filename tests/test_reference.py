@@ -97,10 +97,14 @@ def test_decoder_rejects_bad_input():
 def test_quantize_rows_by_hand():
     x = np.zeros((1, 64), dtype=np.float32)
     # scale 1: what lies halfway goes to the even neighbour, in both signs.
-    x[0, :7] = [127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -126.6]
+    x[0, :7] = [127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -126.0]
     q, scale = quantize_rows(x)
-    assert q[0, :7].tolist() == [127, 0, 2, 2, 0, -2, -127]
+    assert q[0, :7].tolist() == [127, 0, 2, 2, 0, -2, -126]
     assert scale.tolist() == [[1.0, 0.0]], "a group of zeros has scale 0"
+    # All on one side: the steps go from 0 to the far end.
+    for sign in (1, -1):
+        q, scale = quantize_rows(sign * np.linspace(0, 253, 32, dtype=np.float32)[None])
+        assert scale.tolist() == [[1.0]] and sign * q[0, -1] == 253
     assert not q[0, 32:].any()
     with pytest.raises(ConfigError, match="33 columns"):
         quantize_rows(np.zeros((1, 33), dtype=np.float32))

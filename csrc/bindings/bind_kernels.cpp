@@ -71,23 +71,26 @@ py::array_t<uint16_t> to_float16(const std::string& isa, const FloatArray& x) {
   return y;
 }
 
-// q (n) int8, scale (n / 32), sums (n / 32, 2) over the group and its first half.
+// q + shift (n) int16, scale (n / 32), sums (n / 32, 2) over the group and its first half, shift
+// (n / 32).
 py::tuple quantize_row(const std::string& isa, const FloatArray& x) {
   check(x.size() % kGroupSize == 0, ErrorKind::kConfig, "a row needs a multiple of ", kGroupSize,
         " values, got ", x.size());
   std::vector<QuantizedGroup> groups(static_cast<size_t>(x.size() / kGroupSize));
   table_of(isa).quantize_row(x.data(), x.size(), groups.data());
-  py::array_t<int8_t> q(x.size());
+  py::array_t<int16_t> q(x.size());
+  py::array_t<int32_t> shift(x.size() / kGroupSize);
   FloatArray scale(x.size() / kGroupSize);
   FloatArray sums({x.size() / kGroupSize, py::ssize_t{2}});
-  int8_t* out = q.mutable_data();
+  int16_t* out = q.mutable_data();
   for (size_t g = 0; g < groups.size(); ++g) {
-    out = std::copy(groups[g].q, groups[g].q + kGroupSize, out);
+    for (const int8_t value : groups[g].q) *out++ = static_cast<int16_t>(value + groups[g].shift);
+    shift.mutable_data()[g] = groups[g].shift;
     scale.mutable_data()[g] = groups[g].scale;
     sums.mutable_data()[2 * g] = groups[g].sum;
     sums.mutable_data()[2 * g + 1] = groups[g].first_half_sum;
   }
-  return py::make_tuple(q, scale, sums);
+  return py::make_tuple(q, scale, sums, shift);
 }
 
 py::tuple logit_stats(const std::string& isa, const FloatArray& logits,

@@ -1,7 +1,7 @@
 // Activations of many rows as the AMX level's products read them. After dot_avx512.h.
 //
 // The tile unit multiplies bfloat16 as fast as int8 where a group has 32 inputs, and it gives float
-// sums. Activations of 8 bits, codes of up to 8 bits, their products and the sums of 32 of these
+// sums. Activations (q + shift, 9 bits with the sign), codes of up to 8 bits, their products and the sums of 32 of these
 // (below 2^24) are all exact, so the sums are those of int8 without the conversion.
 #pragma once
 
@@ -15,7 +15,7 @@ constexpr int kAmxRows = 16;  // of a block: rows of a left tile
 // A block's rows in one group. Inputs lie in the order of quad_order(), so that codes of weights
 // become tiles with few shuffles; a sum does not depend on it.
 struct BlockCell {
-  alignas(64) uint16_t q[kAmxRows][kGroupSize];  // bfloat16
+  alignas(64) uint16_t q[kAmxRows][kGroupSize];  // bfloat16 of q + shift
   float scale[kAmxRows], sum[kAmxRows];          // as in QuantizedGroup
 };
 
@@ -127,21 +127,26 @@ inline void quantize_cell(const float* x, int64_t x_stride, int num_rows, BlockC
     return _mm512_maskz_loadu_ps(row_mask(r), x + r * x_stride + half * kLanes);
   };
   __m512i v[16];
-  unrolled<16>([&](auto r) __attribute__((always_inline)) {
-    const Vec largest = max(abs(value(r, 0)), set1(0.0f));
-    v[r] = _mm512_castps_si512(max(abs(value(r, 1)), largest));
-  });
-  const Vec peak = _mm512_castsi512_ps(
-      reduce_rows(v, [](__m512i a, __m512i b) { return _mm512_castps_si512(max(
-          _mm512_castsi512_ps(a), _mm512_castsi512_ps(b))); }));
-  const Mask is_zero = less(peak, set1(1e-35f));
+  // Largest of each row's values under `sign` and 0.
+  const auto peaks = [&](auto sign) __attribute__((always_inline)) {
+    unrolled<16>([&](auto r) __attribute__((always_inline)) {
+      const Vec largest = max(sign(value(r, 0)), set1(0.0f));
+      v[r] = _mm512_castps_si512(max(sign(value(r, 1)), largest));
+    });
+    return _mm512_castsi512_ps(
+        reduce_rows(v, [](__m512i a, __m512i b) { return _mm512_castps_si512(max(
+            _mm512_castsi512_ps(a), _mm512_castsi512_ps(b))); }));
+  };
+  const Vec high = peaks([](Vec x) { return x; });
+  const Vec range = add(high, peaks([](Vec x) { return sub(set1(0.0f), x); }));
+  const Mask is_zero = less(range, set1(1e-35f));
   alignas(64) float inverse[16];
-  store(inverse, select(is_zero, set1(0.0f), div(set1(127.0f), peak)));
-  const Vec scale = select(is_zero, set1(0.0f), div(peak, set1(127.0f)));
+  store(inverse, select(is_zero, set1(0.0f), div(set1(kActivationSteps), range)));
+  const Vec scale = select(is_zero, set1(0.0f), div(range, set1(kActivationSteps)));
   const auto as_float = [](__m512i q) __attribute__((always_inline)) {
-    // Only what is no number is below -128.
-    const __m512i q8 = _mm512_max_epi32(q, _mm512_set1_epi32(-128));
-    return _mm512_castps_si512(_mm512_cvtepi32_ps(q8));
+    // Only what is no number is below -256.
+    const __m512i q9 = _mm512_max_epi32(q, _mm512_set1_epi32(-256));
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(q9));
   };
   unrolled<16>([&](auto r) __attribute__((always_inline)) {
     const __m512i first = _mm512_cvtps_epi32(mul(value(r, 0), set1(inverse[r])));

@@ -72,6 +72,30 @@ FLARECORE_INLINE void decode_codes(const uint8_t* p, uint8_t* out) {
   }
 }
 
+// Sums of the codes in vectors [begin, end) per channel, as CodeSums wants them.
+template <WeightFormat F>
+FLARECORE_INLINE __m256i sum_vectors(const uint8_t* decoded, int begin, int end) {
+  const __m256i ones = _mm256_set1_epi8(1);
+  __m256i pairs = _mm256_setzero_si256();
+  for (int j = begin; j < end; ++j) {
+    // Unsigned ones times signed codes; those below 64 are the same either way.
+    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(ones, load_vector(decoded, j)));
+  }
+  return _mm256_and_si256(widen(pairs), _mm256_set1_epi32(0xffff));
+}
+
+template <WeightFormat F>
+FLARECORE_INLINE void sum_codes(const uint8_t* decoded, CodeSums* sums) {
+  auto* out = reinterpret_cast<__m256i*>(sums);
+  _mm256_store_si256(out, sum_vectors<F>(decoded, 0, 4));
+  _mm256_store_si256(out + 1, sum_vectors<F>(decoded, 4, 8));
+}
+
+// sum += code_sum * shift, by products of 16 bits: the upper half of a code sum is 0.
+FLARECORE_INLINE __m256i add_shift(__m256i sum, __m256i code_sum, int32_t shift) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(code_sum, _mm256_set1_epi32(shift)));
+}
+
 // Keeps additions in the order written: reordered ones need more registers than there are.
 FLARECORE_INLINE void keep_order(__m256i* sum) {
   __m256i value = *sum;
@@ -107,8 +131,9 @@ struct RowSum {
 
 // Integer sums of R rows and two tiles over vectors [Begin, End) of decoded codes.
 template <WeightFormat F, int R, int Begin, int End>
-FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x,
-                                int g, Vec (*dot)[2]) {
+FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes],
+                                const CodeSums* sums, const RowBlock<R>& x, int g,
+                                Vec (*dot)[2]) {
   RowSum<F> sum[R][2];
   unrolled<End - Begin>([&](auto n) {
     constexpr int j = Begin + n;
@@ -120,9 +145,19 @@ FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], con
       sum[r][1].template add<n>(w1, size1, q);
     });
   });
-  unrolled<R>([&](auto r) {
-    dot[r][0] = sum[r][0].as_float();
-    dot[r][1] = sum[r][1].as_float();
+  unrolled<2>([&](auto t) {
+    const auto half = [&](int i) {
+      return _mm256_load_si256(reinterpret_cast<const __m256i*>(sums[t].half[i]));
+    };
+    // Sums of signed codes wrap within their 16 bits, where they still fit.
+    const __m256i code_sum =
+        End - Begin == 8 ? _mm256_and_si256(_mm256_add_epi32(half(0), half(1)),
+                                            _mm256_set1_epi32(0xffff))
+                         : half(Begin / 4);
+    unrolled<R>([&](auto r) {
+      sum[r][t].wide = add_shift(sum[r][t].wide, code_sum, x.row[r][g].shift);
+      dot[r][t] = sum[r][t].as_float();
+    });
   });
 }
 
@@ -132,7 +167,10 @@ FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int6
                                 Vec* dot_second) {
   constexpr int kBits = packed_layout(F).bits;
   RowSum<F> sum[R], second[R];
+  // Codes of up to 6 bits add up within bytes: eight of 5 bits, or four of 6.
+  __m256i code_sum = _mm256_setzero_si256(), second_code_sum = code_sum;
   if constexpr (kBits == 8) {
+    code_sum = sum_vectors<F>(codes, 0, 8);
     unrolled<8>([&](auto j) {
       const __m256i w = load_vector(codes, j), size = _mm256_abs_epi8(w);
       unrolled<R>(
@@ -142,6 +180,12 @@ FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int6
     unrolled<4>([&](auto j) {
       __m256i low, high;
       load_pair<F>(codes, j, &low, &high);
+      code_sum = _mm256_add_epi8(code_sum, low);
+      if constexpr (kBits == 6) {
+        second_code_sum = _mm256_add_epi8(second_code_sum, high);
+      } else {
+        code_sum = _mm256_add_epi8(code_sum, high);
+      }
       unrolled<R>([&](auto r) {
         const int8_t* q = x.row[r][g].q + 4 * j;
         if constexpr (kBits == 4) {
@@ -154,7 +198,15 @@ FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int6
       });
     });
   }
+  const auto widen_bytes = [](__m256i bytes) {
+    return widen(_mm256_maddubs_epi16(bytes, _mm256_set1_epi8(1)));
+  };
+  if constexpr (kBits != 8) code_sum = widen_bytes(code_sum);
+  if constexpr (kBits == 6) second_code_sum = widen_bytes(second_code_sum);
   unrolled<R>([&](auto r) {
+    const int32_t shift = x.row[r][g].shift;
+    sum[r].wide = add_shift(sum[r].wide, code_sum, shift);
+    if constexpr (kBits == 6) second[r].wide = add_shift(second[r].wide, second_code_sum, shift);
     if constexpr (kBits == 5) sum[r].wide = _mm256_add_epi32(sum[r].wide, second[r].wide);
     if constexpr (kBits == 6) dot_second[r] = second[r].as_float();
     dot[r] = sum[r].as_float();

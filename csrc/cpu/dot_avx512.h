@@ -74,12 +74,50 @@ FLARECORE_INLINE __m512i broadcast_four(const int8_t* q) {
   return _mm512_set1_epi32(four);
 }
 
+// Sums of the codes in vectors [Begin, End), per channel.
+template <int Begin, int End>
+FLARECORE_INLINE __m512i sum_vectors(const __m512i* w) {
+  __m512i sum = _mm512_setzero_si512();
+  unrolled<End - Begin>([&](auto i) {
+    sum = _mm512_dpbusd_epi32(sum, w[Begin + i], _mm512_set1_epi8(1));
+  });
+  return sum;
+}
+
+// The same for codes of which four or eight vectors add up within a byte.
+template <int Begin, int End>
+FLARECORE_INLINE __m512i sum_small_vectors(const __m512i* w) {
+  __m512i sum = w[Begin];
+  unrolled<End - Begin - 1>([&](auto i) { sum = _mm512_add_epi8(sum, w[Begin + 1 + i]); });
+  return _mm512_dpbusd_epi32(_mm512_setzero_si512(), sum, _mm512_set1_epi8(1));
+}
+
+template <WeightFormat F>
+FLARECORE_INLINE void sum_codes(const uint8_t* decoded, CodeSums* sums) {
+  const auto* w = reinterpret_cast<const __m512i*>(decoded);
+  _mm512_store_si512(sums->half[0], sum_vectors<0, 4>(w));
+  _mm512_store_si512(sums->half[1], sum_vectors<4, 8>(w));
+}
+
+// sum += code_sum * shift: the products of 16 bits add up to that, since the upper half is 0.
+FLARECORE_INLINE __m512i add_shift(__m512i sum, __m512i code_sum, int32_t shift) {
+  return _mm512_dpwssd_epi32(sum, code_sum, _mm512_set1_epi32(shift));
+}
+
 // Integer sums of R rows and two tiles over vectors [Begin, End) of decoded codes.
 template <WeightFormat F, int R, int Begin, int End>
-FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x,
-                                int g, Vec (*dot)[2]) {
+FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes],
+                                const CodeSums* sums, const RowBlock<R>& x, int g,
+                                Vec (*dot)[2]) {
   __m512i sum[R][2];
-  unrolled<R>([&](auto r) { sum[r][0] = sum[r][1] = _mm512_setzero_si512(); });
+  unrolled<2>([&](auto t) {
+    const auto half = [&](int i) { return _mm512_load_si512(sums[t].half[i]); };
+    const __m512i code_sum = End - Begin == 8 ? _mm512_add_epi32(half(0), half(1))
+                                              : half(Begin / 4);
+    unrolled<R>([&](auto r) {
+      sum[r][t] = add_shift(_mm512_setzero_si512(), code_sum, x.row[r][g].shift);
+    });
+  });
   unrolled<End - Begin>([&](auto i) {
     const int j = Begin + i;
     const __m512i w0 = _mm512_load_si512(codes[0] + 64 * j);
@@ -100,16 +138,27 @@ FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], con
 template <WeightFormat F, int R>
 FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int64_t g, Vec* dot,
                                 Vec* dot_second) {
-  __m512i w[8];
+  constexpr int kBits = packed_layout(F).bits;
+  constexpr bool kHalves = F == WeightFormat::kQ6_K;
+  __m512i w[8], code_sum, second_code_sum;
   load_codes<F>(codes, w);
+  if constexpr (kHalves) {
+    code_sum = sum_small_vectors<0, 4>(w);
+    second_code_sum = sum_small_vectors<4, 8>(w);
+  } else {
+    code_sum = kBits == 8 ? sum_vectors<0, 8>(w) : sum_small_vectors<0, 8>(w);
+  }
   unrolled<R>([&](auto r) {
     const int8_t* q = x.row[r][g].q;
-    __m512i first = _mm512_setzero_si512(), second = first;
+    const int32_t shift = x.row[r][g].shift;
+    __m512i first = add_shift(_mm512_setzero_si512(), code_sum, shift);
+    __m512i second = _mm512_setzero_si512();
+    if constexpr (kHalves) second = add_shift(second, second_code_sum, shift);
     unrolled<4>([&](auto j) {
       first = _mm512_dpbusd_epi32(first, w[j], broadcast_four(q + 4 * j));
       second = _mm512_dpbusd_epi32(second, w[j + 4], broadcast_four(q + 16 + 4 * j));
     });
-    if constexpr (F == WeightFormat::kQ6_K) {
+    if constexpr (kHalves) {
       dot[r] = _mm512_cvtepi32_ps(first);
       dot_second[r] = _mm512_cvtepi32_ps(second);
     } else {

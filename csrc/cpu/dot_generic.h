@@ -35,16 +35,19 @@ FLARECORE_INLINE void decode_codes(const uint8_t* p, uint8_t* out) {
   }
 }
 
-// Sum of codes * q over vectors [begin, end), per channel.
 template <WeightFormat F>
-inline Vec dot_codes(const uint8_t* codes, const int8_t* q, int begin, int end) {
+inline void sum_codes(const uint8_t*, CodeSums*) {}
+
+// Sum of codes * (q + shift) over vectors [begin, end), per channel.
+template <WeightFormat F>
+inline Vec dot_codes(const uint8_t* codes, const QuantizedGroup& x, int begin, int end) {
   int32_t sum[kLanes] = {};
   for (int j = begin; j < end; ++j) {
     for (int c = 0; c < kLanes; ++c) {
       for (int i = 0; i < 4; ++i) {
         const uint8_t byte = codes[(j * kLanes + c) * 4 + i];
         const int code = F == WeightFormat::kQ8_0 ? static_cast<int8_t>(byte) : byte;
-        sum[c] += code * q[4 * j + i];
+        sum[c] += code * (x.q[4 * j + i] + x.shift);
       }
     }
   }
@@ -53,10 +56,10 @@ inline Vec dot_codes(const uint8_t* codes, const int8_t* q, int begin, int end) 
 
 // Integer sums of R rows and two tiles over vectors [Begin, End) of decoded codes.
 template <WeightFormat F, int R, int Begin, int End>
-FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const RowBlock<R>& x,
-                                int g, Vec (*dot)[2]) {
+FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes], const CodeSums*,
+                                const RowBlock<R>& x, int g, Vec (*dot)[2]) {
   for (int r = 0; r < R; ++r) {
-    for (int t = 0; t < 2; ++t) dot[r][t] = dot_codes<F>(codes[t], x.row[r][g].q, Begin, End);
+    for (int t = 0; t < 2; ++t) dot[r][t] = dot_codes<F>(codes[t], x.row[r][g], Begin, End);
   }
 }
 
@@ -68,8 +71,8 @@ FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int6
   uint8_t decoded[kGroupSize * kLanes];
   decode_codes<F>(codes, decoded);
   for (int r = 0; r < R; ++r) {
-    dot[r] = dot_codes<F>(decoded, x.row[r][g].q, 0, kHalves ? 4 : 8);
-    if (kHalves) dot_second[r] = dot_codes<F>(decoded, x.row[r][g].q, 4, 8);
+    dot[r] = dot_codes<F>(decoded, x.row[r][g], 0, kHalves ? 4 : 8);
+    if (kHalves) dot_second[r] = dot_codes<F>(decoded, x.row[r][g], 4, 8);
   }
 }
 

@@ -45,9 +45,10 @@ struct PackedView {
 // stream a row, so that a block of rows needs few addresses. A quantised matrix of activations is
 // (num_rows, K / 32) of these.
 struct QuantizedGroup {
-  float scale;           // x = q * scale
-  float sum;             // scale times the sum of q: what a minimum or zero point multiplies
+  float scale;           // x = (q + shift) * scale
+  float sum;             // scale times the sum of q + shift: what a minimum or zero point multiplies
   float first_half_sum;  // the same over the first 16
+  int32_t shift;         // in [-126, 127]: the range of the group, 0 included, need not be even
   int8_t q[kGroupSize];  // in [-127, 127]
 };
 

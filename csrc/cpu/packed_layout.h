@@ -44,6 +44,10 @@ static constexpr PackedLayout packed_layout(WeightFormat format) {
 
 constexpr int kSuperSize = 256;
 
+// Steps between the lowest and the highest activation of a group, 0 included: both ends rounded, a
+// value lies up to 254 above the lowest, which is what int8 without -128 holds.
+constexpr float kActivationSteps = 253.0f;
+
 static constexpr int float_value_bytes(WeightFormat format) {
   return format == WeightFormat::kF32 ? 4 : 2;
 }

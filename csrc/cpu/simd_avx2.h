@@ -102,10 +102,15 @@ inline void sum_group(__m256i q, int32_t* sums) {
   sums[0] = sums[1] + _mm_cvtsi128_si32(high);
 }
 
-// Rounds 32 values, each below 128 in size, to int8 (nearest even); sums as in sum_group.
-inline void round_group(const Vec* x, int8_t* q, int32_t* sums) {
-  const __m256i a = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
-  const __m256i b = _mm256_packs_epi32(_mm256_cvtps_epi32(x[2]), _mm256_cvtps_epi32(x[3]));
+inline int32_t round_one(float x) { return _mm_cvtss_si32(_mm_set_ss(x)); }
+
+// Rounds 32 values to nearest even, each within 128 of `shift`, and stores what lies between; sums as
+// in sum_group.
+inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
+  const __m256i zero = _mm256_set1_epi32(shift);
+  const auto rounded = [&](int i) { return _mm256_sub_epi32(_mm256_cvtps_epi32(x[i]), zero); };
+  const __m256i a = _mm256_packs_epi32(rounded(0), rounded(1));
+  const __m256i b = _mm256_packs_epi32(rounded(2), rounded(3));
   // Packing works on 128-bit halves: put the quarters back in order.
   const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b),
                                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));

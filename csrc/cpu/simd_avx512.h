@@ -87,10 +87,14 @@ inline float reduce_add(Vec a) {
 inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a); }
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
-// Rounds 32 values, each below 128 in size, to int8 (nearest even); sums[0] over all, sums[1] over
-// the first 16.
-inline void round_group(const Vec* x, int8_t* q, int32_t* sums) {
-  const __m512i first = _mm512_cvtps_epi32(x[0]), second = _mm512_cvtps_epi32(x[1]);
+inline int32_t round_one(float x) { return _mm_cvtss_si32(_mm_set_ss(x)); }
+
+// Rounds 32 values to nearest even, each within 128 of `shift`, and stores what lies between; sums[0]
+// over all that is stored, sums[1] over the first 16.
+inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
+  const __m512i zero = _mm512_set1_epi32(shift);
+  const __m512i first = _mm512_sub_epi32(_mm512_cvtps_epi32(x[0]), zero);
+  const __m512i second = _mm512_sub_epi32(_mm512_cvtps_epi32(x[1]), zero);
   __m128i* out = reinterpret_cast<__m128i*>(q);
   _mm_storeu_si128(out, _mm512_cvtsepi32_epi8(first));
   _mm_storeu_si128(out + 1, _mm512_cvtsepi32_epi8(second));

@@ -116,15 +116,19 @@ inline float reduce_max(const Vec& a) {
 }
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 
-// Rounds 32 values, each below 128 in size, to int8 (nearest even); sums[0] over all, sums[1] over
-// the first 16.
-inline void round_group(const Vec* x, int8_t* q, int32_t* sums) {
+// Adding 1.5 * 2^23 leaves the rounded integer in the low bits; also for NaN, without a trap.
+inline int32_t round_one(float x) {
+  return static_cast<int32_t>(bits_from_float(x + 12582912.0f) - 0x4b400000u);
+}
+
+// Rounds 32 values to nearest even, each within 128 of `shift`, and stores what lies between; sums[0]
+// over all that is stored, sums[1] over the first 16.
+inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
   sums[0] = sums[1] = 0;
   for (int i = 0; i < 32; ++i) {
     if (i == 16) sums[1] = sums[0];
-    // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; also for NaN, without a trap.
-    const float shifted = x[i / kLanes].v[i % kLanes] + 12582912.0f;
-    q[i] = static_cast<int8_t>(bits_from_float(shifted) & 0xff);
+    const uint32_t rounded = static_cast<uint32_t>(round_one(x[i / kLanes].v[i % kLanes]));
+    q[i] = static_cast<int8_t>((rounded - static_cast<uint32_t>(shift)) & 0xff);
     sums[0] += q[i];
   }
 }
