@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kDotRows = 4;
 constexpr int kSumRegisters = 4;
+constexpr int kOneRowTiles = 4;
 constexpr int kPanelGroups = 32;
 constexpr int kPanelMinRows = 6;
 constexpr int kRowStep = 24;

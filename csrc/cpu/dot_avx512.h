@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kDotRows = 8;
 constexpr int kSumRegisters = 16;
+constexpr int kOneRowTiles = 8;
 constexpr int kPanelGroups = 16;
 constexpr int kPanelMinRows = 9;
 constexpr int kRowStep = 24;

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kDotRows = 4;
 constexpr int kSumRegisters = 64;
+constexpr int kOneRowTiles = 4;
 constexpr int kPanelGroups = 16;
 constexpr int kPanelMinRows = 5;
 constexpr int kRowStep = 16;
