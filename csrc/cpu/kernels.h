@@ -121,6 +121,11 @@ struct KernelTable {
   // y += x. (n)
   void (*add)(const float* x, int64_t n, float* y);
 
+  // Rotates pairs of a head by angles given as cosine and sine (half): pairs (2 i, 2 i + 1), the order
+  // that GGUF's Llama weights are permuted for, or pairs (i, i + half).
+  void (*rotate_neighbours)(float* head, const float* cosine, const float* sine, int half);
+  void (*rotate_halves)(float* head, const float* cosine, const float* sine, int half);
+
   // y[r, c] = sum_k x[r, k] * W[c, k] for the channels of tiles [tile_begin, tile_end), num_rows
   // >= 1. x is (num_rows, K) with row stride x_stride, y (num_rows, *) with row stride y_stride;
   // padding channels are not written. For kF32, kF16, kBF16.
