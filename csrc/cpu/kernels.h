@@ -89,8 +89,9 @@ struct AttentionArgs {
   float* out;                    // (num_rows, num_group_heads, head_dim) unnormalised sum of p * v
   float* row_max;                // (num_rows, num_group_heads); -inf where nothing is visible
   float* row_sum;                // (num_rows, num_group_heads) sum of exp(score - row_max)
+  int* num_converted = nullptr;  // counts blocks converted to float32 for many rows; for tests
 };
-constexpr int kMaxAttentionRows = 8;
+constexpr int kMaxAttentionRows = 16;
 constexpr int kMaxGroupHeads = 16;
 
 // What one pass over a run of logits leaves behind; runs are joined in index order by the sampler.
@@ -144,8 +145,9 @@ struct KernelTable {
   // stride x_stride, n a multiple of 32.
   void (*quantize_block)(const float* x, int64_t x_stride, int num_rows, int64_t n,
                          uint8_t* cells);
+  // `adds`: y += the product, which is rounded first.
   void (*matmul_blocks)(const PackedView& w, const BlockedRows& x, int64_t tile_begin,
-                        int64_t tile_end, float* y, int64_t y_stride);
+                        int64_t tile_end, float* y, int64_t y_stride, bool adds);
   // Groups of 32 channels [group_begin, group_end), that is of the output's groups.
   void (*gated_blocks)(const GatedProduct& product, int64_t group_begin, int64_t group_end);
 
