@@ -28,8 +28,8 @@ def isa(request):
 
 
 def packed_pair(type_name: str, channels: int, cols: int, isa: str):
-    return [testing.PackedMatrix(type_name, random_tensor(type_name, channels, cols, seed), channels,
-                                 cols, isa) for seed in (0, 1)]
+    data = [random_tensor(type_name, channels, cols, seed) for seed in (0, 1)]
+    return [testing.PackedMatrix(type_name, d, channels, cols, isa) for d in data]
 
 
 def awkward_rows(rows: int, cols: int) -> np.ndarray:
@@ -51,7 +51,8 @@ def unpack_amx(cells: np.ndarray, num_groups: int, rows: int):
     values = values[..., [0, 2, 1, 3]].reshape(-1, num_groups, 16, 32)
     q = values.transpose(0, 2, 1, 3).reshape(-1, num_groups, 32)
     numbers = np.ascontiguousarray(cells[..., 1024:]).view(np.float32)
-    numbers = numbers.reshape(-1, num_groups, 2, 16).transpose(2, 0, 3, 1).reshape(2, -1, num_groups)
+    numbers = numbers.reshape(-1, num_groups, 2, 16).transpose(2, 0, 3, 1)
+    numbers = numbers.reshape(2, -1, num_groups)
     padding = q[rows:], numbers[:, rows:]
     assert not any(part.any() for part in padding), "rows behind the last one are zeros"
     return q[:rows], numbers[0, :rows], numbers[1, :rows]

@@ -51,9 +51,9 @@ struct QuantizedGroup {
   int8_t q[kGroupSize];  // in [-127, 127]
 };
 
-// Activations of many rows, quantised as quantize_row does, in the order of the level's products for
-// many rows: blocks of KernelTable::block_rows rows, a block (num_groups) cells of block_cell_bytes.
-// What a cell holds is the level's own affair.
+// Activations of many rows, quantised as quantize_row does, in the order of the level's products
+// for many rows: blocks of KernelTable::block_rows rows, a block (num_groups) cells of
+// block_cell_bytes. What a cell holds is the level's own affair.
 struct BlockedRows {
   const uint8_t* cells;  // 64-byte aligned
   int64_t num_groups;    // cells between two blocks
@@ -122,8 +122,8 @@ struct KernelTable {
   // y += x. (n)
   void (*add)(const float* x, int64_t n, float* y);
 
-  // Rotates pairs of a head by angles given as cosine and sine (half): pairs (2 i, 2 i + 1), the order
-  // that GGUF's Llama weights are permuted for, or pairs (i, i + half).
+  // Rotates pairs of a head by angles given as cosine and sine (half): pairs (2 i, 2 i + 1), the
+  // order that GGUF's Llama weights are permuted for, or pairs (i, i + half).
   void (*rotate_neighbours)(float* head, const float* cosine, const float* sine, int half);
   void (*rotate_halves)(float* head, const float* cosine, const float* sine, int half);
 
@@ -141,8 +141,8 @@ struct KernelTable {
   // The same for many rows: activations in blocks. Every output has the bits of matmul_quantized.
   int block_rows, block_cell_bytes;
   bool (*multiplies_blocks)(WeightFormat format);
-  // Quantises the rows of one block, num_rows of them (1 to block_rows). x is (num_rows, n) with row
-  // stride x_stride, n a multiple of 32.
+  // Quantises the rows of one block, num_rows of them (1 to block_rows). x is (num_rows, n) with
+  // row stride x_stride, n a multiple of 32.
   void (*quantize_block)(const float* x, int64_t x_stride, int num_rows, int64_t n,
                          uint8_t* cells);
   // `adds`: y += the product, which is rounded first.

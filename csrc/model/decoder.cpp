@@ -117,8 +117,8 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
   ws_->adds_later = !out.adds;
 }
 
-// Where a block's last product goes: to the residual at once, if the kernel can add and no norm comes
-// between, else to `delta`.
+// Where a block's last product goes: to the residual at once, if the kernel can add and no norm
+// comes between, else to `delta`.
 LinearTarget Decoder::residual_target(const PackedMatrix& matrix, const ActivationRows& input,
                                       const std::vector<float>& post_norm) {
   const bool adds = post_norm.empty() && input.reads_blocks(matrix.view().format);

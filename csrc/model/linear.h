@@ -64,8 +64,8 @@ struct LinearTarget {
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
                 ThreadPool* threads);
 
-// The gate and up products of many rows, activated and quantised into `out` as its quantize() would:
-// the products themselves never leave the cache. All rows of `input` are in blocks.
+// The gate and up products of many rows, activated and quantised into `out` as its quantize()
+// would: the products themselves never leave the cache. All rows of `input` are in blocks.
 void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                void (*activate)(const float*, const float*, int64_t, float*),
                const ActivationRows& input, int num_rows, ThreadPool* threads,
