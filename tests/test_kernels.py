@@ -95,33 +95,6 @@ def test_rows_are_bit_identical_where_they_outgrow_the_cache(isa):
         assert np.array_equal(packed.matmul(x, all_tiles(packed)), alone)
 
 
-@pytest.mark.parametrize("type_name", QUANTIZED)
-def test_amx_gives_the_bits_of_avx512(type_name):
-    """Whole blocks of rows, rows left over, more than a chunk; whole, odd and cut tiles."""
-    require_isa("amx")
-    for channels, cols in ((32, 256), (131, 1536), (96, 768)):
-        data = random_tensor(type_name, channels, cols)
-        amx, avx512 = (testing.PackedMatrix(type_name, data, channels, cols, isa)
-                       for isa in ("amx", "avx512"))
-        for rows in (32, 47, 130):
-            x = activations(rows, cols)
-            before = testing.num_amx_products()
-            got = amx.matmul(x, all_tiles(amx))
-            # Q6_K stays with the AVX-512 kernels.
-            assert testing.num_amx_products() - before == (type_name != "Q6_K")
-            assert np.array_equal(got, avx512.matmul(x, all_tiles(avx512)))
-            splits = [1, amx.num_tiles]
-            assert np.array_equal(got, amx.matmul(x, splits))
-
-
-def test_few_rows_do_without_tiles():
-    require_isa("amx")
-    packed = testing.PackedMatrix("Q4_1", random_tensor("Q4_1", 64, 64), 64, 64, "amx")
-    before = testing.num_amx_products()
-    packed.matmul(activations(31, 64), all_tiles(packed))
-    assert testing.num_amx_products() == before
-
-
 def test_matmul_writes_its_tiles_only(isa):
     packed = testing.PackedMatrix("Q8_0", random_tensor("Q8_0", 50, 64), 50, 64, isa)
     y = packed.matmul(activations(3, 64), [1])
@@ -330,7 +303,7 @@ class AttentionCase:
         return p @ v[seen] / p.sum(), scores.max(), p.sum()
 
 
-SHAPES = [(1, 1, 8, 1), (1, 3, 64, 5), (2, 4, 40, 2), (3, 7, 24, 3), (8, 3, 64, 4), (8, 16, 128, 2)]
+SHAPES = [(1, 1, 8, 1), (1, 3, 64, 5), (2, 4, 40, 2), (3, 7, 24, 3), (8, 3, 64, 4), (8, 16, 128, 2), (16, 3, 64, 5)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -365,6 +338,34 @@ def test_attention_rows_are_bit_identical_alone(isa, dtype):
     narrow = case.run(isa, first, end, rows=slice(7, 8), blocks=(3, 4))
     for a, b in zip(narrow, together, strict=True):
         assert np.array_equal(a[0], b[7])
+
+
+def test_many_attention_rows_have_the_bits_of_one(isa):
+    """Blocks made float32 once and a joint softmax, against one pair at a time without either."""
+    before = testing.num_converted_blocks()
+    for heads, dim in ((3, 64), (2, 128), (9, 40), (3, 136), (1, 64)):
+        case = AttentionCase(8, heads, dim, 5, np.float16)
+        end = (np.arange(8) * 19 + 20).astype(np.int32)
+        first = np.array([0, 0, 3, 31, 32, 60, 90, 152], np.int32)
+        together = case.run(isa, first, end)
+        for row in range(8):
+            for head in range(heads):
+                single = AttentionCase(8, heads, dim, 5, np.float16)
+                single.q = case.q[row : row + 1, head : head + 1]
+                one = slice(row, row + 1)
+                alone = testing.attention_float16(
+                    isa, single.q, case.k.view(np.uint16), case.v.view(np.uint16), first[one],
+                    end[one], 0, 5, case.scale)
+                for a, b in zip(alone, together, strict=True):
+                    assert np.array_equal(a[0, 0], b[row, head])
+    assert testing.num_converted_blocks() - before >= 4, "no block was converted"
+
+
+def test_one_attention_row_converts_nothing(isa):
+    before = testing.num_converted_blocks()
+    case = AttentionCase(1, 3, 64, 5, np.float16)
+    case.run(isa, np.zeros(1, np.int32), np.array([150], np.int32))
+    assert testing.num_converted_blocks() == before
 
 
 def test_attention_of_rows_that_see_nothing(isa):

@@ -101,6 +101,8 @@ py::tuple logit_stats(const std::string& isa, const FloatArray& logits,
   return py::make_tuple(s.max, s.argmax, s.sum, s.sum_scaled);
 }
 
+int num_converted = 0;  // blocks that attention has made float32
+
 // q (rows, heads, head_dim), k (blocks, head_dim, 32), v (blocks, 32, head_dim), one KV head.
 template <typename T>
 py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>& k,
@@ -129,7 +131,7 @@ py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>&
                      static_cast<int>(dim), scale, sizeof(T) == 2, k_blocks.data(),
                      v_blocks.data(), block_begin, block_end, first_visible.data(),
                      end_visible.data(), out.mutable_data(), row_max.mutable_data(),
-                     row_sum.mutable_data()};
+                     row_sum.mutable_data(), &num_converted};
   table_of(isa).attention(args);
   return py::make_tuple(out, row_max, row_sum);
 }
@@ -203,6 +205,7 @@ void bind_kernels(py::module_& m) {
   t.def("attention_float16", &attention<uint16_t>, py::arg("isa"), py::arg("q"), py::arg("k"),
         py::arg("v"), py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
         py::arg("block_end"), py::arg("scale"));
+  t.def("num_converted_blocks", [] { return num_converted; });
   bind_matrix_testing(t);
 }
 

@@ -23,4 +23,7 @@ GgmlType ggml_type_of_name(const std::string& name);
 // PackedMatrix, ThreadPool, dequantize and the timed loops of the benchmarks.
 void bind_matrix_testing(pybind11::module_& testing);
 
+// The kernels for many rows.
+void bind_blocks_testing(pybind11::module_& testing);
+
 }  // namespace flarecore

@@ -7,30 +7,15 @@
 #include <thread>
 #include <vector>
 
-#include "bindings/bind_kernels_testing.h"
+#include "bindings/test_matrix.h"
 #include "common/check.h"
 #include "common/cores.h"
 #include "common/thread_pool.h"
-#include "model/packed_matrix.h"
 
 namespace py = pybind11;
 
 namespace flarecore {
 namespace {
-
-struct Bytes {
-  const uint8_t* data;
-  int64_t size;
-};
-
-Bytes bytes_of(const py::buffer_info& info) {
-  return {static_cast<const uint8_t*>(info.ptr), static_cast<int64_t>(info.size * info.itemsize)};
-}
-
-int64_t bytes_of_values(GgmlType type, int64_t num_values) {
-  const GgmlTypeInfo& info = ggml_type_info(type);
-  return num_values / info.block_values * info.block_size_bytes;
-}
 
 FloatArray dequantize_values(const std::string& type_name, const py::buffer& data,
                              int64_t num_values) {
@@ -43,28 +28,6 @@ FloatArray dequantize_values(const std::string& type_name, const py::buffer& dat
   dequantize(type, bytes.data, num_values, out.mutable_data());
   return out;
 }
-
-// A packed matrix with the level that reads it.
-struct TestMatrix {
-  PackedMatrix matrix;
-  const KernelTable* table;
-
-  TestMatrix(const std::string& type_name, const py::buffer& data, int64_t num_rows,
-             int64_t num_cols, const std::string& isa, const std::string& mode, ThreadPool* pool)
-      : table(&table_of(isa)) {
-    const GgmlType type = ggml_type_of_name(type_name);
-    check(mode == "quantized" || mode == "float32", ErrorKind::kConfig,
-          "mode must be 'quantized' or 'float32', got '", mode, "'");
-    const py::buffer_info info = data.request();
-    const Bytes bytes = bytes_of(info);
-    check(bytes.size >= bytes_of_values(type, num_rows * num_cols), ErrorKind::kConfig, "got ",
-          bytes.size, " bytes for ", num_rows, " x ", num_cols, " values of ", type_name);
-    py::gil_scoped_release nogil;
-    matrix = PackedMatrix::pack({type, bytes.data, num_rows, num_cols},
-                                mode == "float32" ? PackMode::kFloat32 : PackMode::kQuantized,
-                                table->tile, pool);
-  }
-};
 
 // A matrix of floats, quantised while it was packed, and what that changed.
 struct QuantizedTestMatrix : TestMatrix {
@@ -249,6 +212,7 @@ void bind_matrix_testing(py::module_& t) {
         return py::make_tuple(m.error.num_values, m.error.error_squares, m.error.value_squares,
                               m.error.max_error, m.error.first_bad_row);
       });
+  bind_blocks_testing(t);
   t.def("time_matmul", &time_matmul, py::arg("matrix"), py::arg("x"), py::arg("pool"),
         py::arg("repeats"), py::arg("run_tiles") = 8);
   t.def("time_read", &time_read, py::arg("data"), py::arg("pool"), py::arg("repeats"));

@@ -54,8 +54,8 @@ struct QuantizedJob {
   int64_t y_stride;
 };
 
-// Rows of the next block where `left` rows go into as few blocks of at most `most` as possible,
-// all about as high: 5 rows are 3 + 2 rather than 4 + 1.
+// Rows (or groups) of the next block where `left` of them go into as few blocks of at most `most`
+// as possible, all about as high: 5 rows are 3 + 2 rather than 4 + 1.
 inline int next_block_rows(int left, int most) {
   const int blocks = (left + most - 1) / most;
   return (left + blocks - 1) / blocks;

@@ -52,9 +52,9 @@ struct QuantizedGroup {
   int8_t q[kGroupSize];  // in [-127, 127]
 };
 
-// Activations of many rows, quantised as quantize_row does, in the order of the level's products for
-// many rows: blocks of KernelTable::block_rows rows, a block (num_groups) cells of block_cell_bytes.
-// What a cell holds is the level's own affair.
+// Activations of many rows, quantised as quantize_row does, in the order of the level's products
+// for many rows: blocks of KernelTable::block_rows rows, a block (num_groups) cells of
+// block_cell_bytes. What a cell holds is the level's own affair.
 struct BlockedRows {
   const uint8_t* cells;  // 64-byte aligned
   int64_t num_groups;    // cells between two blocks
@@ -90,8 +90,9 @@ struct AttentionArgs {
   float* out;                    // (num_rows, num_group_heads, head_dim) unnormalised sum of p * v
   float* row_max;                // (num_rows, num_group_heads); -inf where nothing is visible
   float* row_sum;                // (num_rows, num_group_heads) sum of exp(score - row_max)
+  int* num_converted = nullptr;  // counts blocks converted to float32 for many rows; for tests
 };
-constexpr int kMaxAttentionRows = 8;
+constexpr int kMaxAttentionRows = 16;
 constexpr int kMaxGroupHeads = 16;
 
 // What one pass over a run of logits leaves behind; runs are joined in index order by the sampler.
@@ -122,6 +123,11 @@ struct KernelTable {
   // y += x. (n)
   void (*add)(const float* x, int64_t n, float* y);
 
+  // Rotates pairs of a head by angles given as cosine and sine (half): pairs (2 i, 2 i + 1), the
+  // order that GGUF's Llama weights are permuted for, or pairs (i, i + half).
+  void (*rotate_neighbours)(float* head, const float* cosine, const float* sine, int half);
+  void (*rotate_halves)(float* head, const float* cosine, const float* sine, int half);
+
   // y[r, c] = sum_k x[r, k] * W[c, k] for the channels of tiles [tile_begin, tile_end), num_rows
   // >= 1. x is (num_rows, K) with row stride x_stride, y (num_rows, *) with row stride y_stride;
   // padding channels are not written. For kF32, kF16, kBF16.
@@ -136,12 +142,13 @@ struct KernelTable {
   // The same for many rows: activations in blocks. Every output has the bits of matmul_quantized.
   int block_rows, block_cell_bytes;
   bool (*multiplies_blocks)(WeightFormat format);
-  // Quantises the rows of one block, num_rows of them (1 to block_rows). x is (num_rows, n) with row
-  // stride x_stride, n a multiple of 32.
+  // Quantises the rows of one block, num_rows of them (1 to block_rows). x is (num_rows, n) with
+  // row stride x_stride, n a multiple of 32.
   void (*quantize_block)(const float* x, int64_t x_stride, int num_rows, int64_t n,
                          uint8_t* cells);
+  // `adds`: y += the product, which is rounded first.
   void (*matmul_blocks)(const PackedView& w, const BlockedRows& x, int64_t tile_begin,
-                        int64_t tile_end, float* y, int64_t y_stride);
+                        int64_t tile_end, float* y, int64_t y_stride, bool adds);
   // Groups of 32 channels [group_begin, group_end), that is of the output's groups.
   void (*gated_blocks)(const GatedProduct& product, int64_t group_begin, int64_t group_end);
 

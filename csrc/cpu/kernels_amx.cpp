@@ -54,23 +54,35 @@ void for_chunks(const BlockedRows& x, Body body) {
 
 int blocks_of(int num_rows) { return (num_rows + kAmxRows - 1) / kAmxRows; }
 
+// The first `channels` (up to 32) of each row's outputs.
+void store_outputs(const ChunkOutputs& out, int num_rows, int channels, float* y,
+                   int64_t y_stride, bool adds) {
+  const Mask first = lanes_below(channels), second = lanes_below(channels - kLanes);
+  for (int r = 0; r < num_rows; ++r, y += y_stride) {
+    const float (*from)[kLanes] = out.y[r / kAmxRows][r % kAmxRows];
+    Vec a = load(from[0]), b = load(from[1]);
+    if (adds) {
+      a = add(_mm512_maskz_loadu_ps(first, y), a);
+      b = add(_mm512_maskz_loadu_ps(second, y + kLanes), b);
+    }
+    _mm512_mask_storeu_ps(y, first, a);
+    _mm512_mask_storeu_ps(y + kLanes, second, b);
+  }
+}
+
 void matmul_blocks(const PackedView& w, const BlockedRows& x, int64_t tile_begin, int64_t tile_end,
-                   float* y, int64_t y_stride) {
+                   float* y, int64_t y_stride, bool adds) {
   count_product();
   const TileUse use;
   ChunkOutputs out;
   for_chunks(x, [&](int row, int num_rows, const BlockCell* cells) {
     for (int64_t tile = tile_begin; tile < tile_end; tile += kPanelTiles) {
       const int64_t second = tile + 1 < tile_end ? tile + 1 : tile;
-      run_product({&w, {tile, second}, cells, x.num_groups, blocks_of(num_rows)}, &out);
-      for (int64_t t = tile; t < tile_end && t < tile + kPanelTiles; ++t) {
-        const int64_t channels = w.num_rows - t * kLanes;
-        const int count = static_cast<int>(channels < kLanes ? channels : kLanes);
-        for (int r = 0; r < num_rows; ++r) {
-          const float* from = out.y[r / kAmxRows][r % kAmxRows][t - tile];
-          store_first(y + (row + r) * y_stride + t * kLanes, load(from), count);
-        }
-      }
+      float* to = y + row * y_stride + tile * kLanes;
+      run_product({&w, {tile, second}, cells, x.num_groups, blocks_of(num_rows), to, y_stride},
+                  &out);
+      const int64_t end = (second + 1) * kLanes < w.num_rows ? (second + 1) * kLanes : w.num_rows;
+      store_outputs(out, num_rows, static_cast<int>(end - tile * kLanes), to, y_stride, adds);
     }
   });
 }
@@ -84,8 +96,10 @@ void gated_blocks(const GatedProduct& product, int64_t group_begin, int64_t grou
     auto* to = reinterpret_cast<BlockCell*>(product.out) + row / kAmxRows * product.out_num_groups;
     for (int64_t group = group_begin; group < group_end; ++group) {
       const int64_t tile = group * kPanelTiles;
-      run_product({&product.gate, {tile, tile + 1}, cells, product.x.num_groups, blocks}, &gate);
-      run_product({&product.up, {tile, tile + 1}, cells, product.x.num_groups, blocks}, &up);
+      run_product({&product.gate, {tile, tile + 1}, cells, product.x.num_groups, blocks, nullptr,
+                   0}, &gate);
+      run_product({&product.up, {tile, tile + 1}, cells, product.x.num_groups, blocks, nullptr, 0},
+                  &up);
       for (int block = 0; block < blocks; ++block) {
         float* y = gate.y[block][0][0];
         product.activate(y, up.y[block][0][0], kAmxRows * kGroupSize, y);

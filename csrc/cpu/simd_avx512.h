@@ -85,6 +85,41 @@ inline float reduce_add(Vec a) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a); }
+
+// Lane i is op over the lanes of v[i], joined as reduce_add does it: lanes 8 apart, 4, 2 and 1.
+template <typename Op>
+inline Vec reduce_each(const Vec* v, Op op) {
+  Vec eights[8], fours[4], twos[2];
+  for (int i = 0; i < 8; ++i) {
+    eights[i] = op(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
+                   _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xee));
+  }
+  for (int i = 0; i < 4; ++i) {
+    fours[i] = op(_mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0x88),
+                  _mm512_shuffle_f32x4(eights[2 * i], eights[2 * i + 1], 0xdd));
+  }
+  const auto low = [](Vec a, Vec b) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+  const auto high = [](Vec a, Vec b) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+  for (int i = 0; i < 2; ++i) {
+    twos[i] = op(low(fours[2 * i], fours[2 * i + 1]), high(fours[2 * i], fours[2 * i + 1]));
+  }
+  const Vec ones = op(_mm512_shuffle_ps(twos[0], twos[1], 0x88),
+                      _mm512_shuffle_ps(twos[0], twos[1], 0xdd));
+  // Quarter k holds v[k], v[4 + k], v[8 + k], v[12 + k].
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_ps(order, ones);
+}
+inline Vec reduce_add_each(const Vec* v) {
+  return reduce_each(v, [](Vec a, Vec b) { return add(a, b); });
+}
+inline Vec reduce_max_each(const Vec* v) {
+  return reduce_each(v, [](Vec a, Vec b) { return max(a, b); });
+}
+
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 inline int32_t round_one(float x) { return _mm_cvtss_si32(_mm_set_ss(x)); }

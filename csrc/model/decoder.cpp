@@ -112,8 +112,17 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
     for (int row = first; row < first + count; ++row) join_splits(plan, row);
     ws_->input.quantize(first, count, config_.query_size(), {&layer.o});
   });
-  const std::vector<LinearTarget> out = {{&layer.o, ws_->delta.data(), config_.hidden_size}};
-  run_linear(out, ws_->input, num_rows, threads_);
+  const LinearTarget out = residual_target(layer.o, ws_->input, layer.attention_post_norm);
+  run_linear({&out, 1}, ws_->input, num_rows, threads_);
+  ws_->adds_later = !out.adds;
+}
+
+// Where a block's last product goes: to the residual at once, if the kernel can add and no norm
+// comes between, else to `delta`.
+LinearTarget Decoder::residual_target(const PackedMatrix& matrix, const ActivationRows& input,
+                                      const std::vector<float>& post_norm) {
+  const bool adds = post_norm.empty() && input.reads_blocks(matrix.view().format);
+  return {&matrix, adds ? ws_->residual.data() : ws_->delta.data(), config_.hidden_size, adds};
 }
 
 // residual += delta, normed first where the architecture has a norm after the block.
@@ -129,7 +138,7 @@ void Decoder::ffn_block(const LayerWeights& layer) {
   const int num_rows = static_cast<int>(ws_->rows.size());
   for_blocks([&](int first, int count) {
     for (int row = first; row < first + count; ++row) {
-      add_to_residual(row, layer.attention_post_norm);
+      if (ws_->adds_later) add_to_residual(row, layer.attention_post_norm);
       kernels().rmsnorm(ws_->hidden(row), layer.ffn_norm.data(), config_.norm_eps,
                         config_.hidden_size, ws_->input.row(row));
     }
@@ -137,15 +146,15 @@ void Decoder::ffn_block(const LayerWeights& layer) {
   });
   const auto activate = config_.activation == Activation::kSilu ? kernels().silu_mul
                                                                 : kernels().gelu_tanh_mul;
-  const std::vector<LinearTarget> down = {{&layer.down, ws_->delta.data(), config_.hidden_size}};
   if (ws_->fused) {
     run_gated(layer.gate, layer.up, activate, ws_->input, num_rows, threads_, &ws_->gated);
-    run_linear(down, ws_->gated, num_rows, threads_);
   } else {
     gate_and_up(layer, activate);
-    run_linear(down, ws_->input, num_rows, threads_);
   }
-  for_rows([&](int row) { add_to_residual(row, layer.ffn_post_norm); });
+  const ActivationRows& input = ws_->fused ? ws_->gated : ws_->input;
+  const LinearTarget down = residual_target(layer.down, input, layer.ffn_post_norm);
+  run_linear({&down, 1}, input, num_rows, threads_);
+  if (!down.adds) for_rows([&](int row) { add_to_residual(row, layer.ffn_post_norm); });
 }
 
 // The input of `down`, by way of gate and up in memory.

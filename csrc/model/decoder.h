@@ -14,6 +14,7 @@
 #include "kv_cache/block_pool.h"
 #include "kv_cache/passage_kv.h"
 #include "model/decoder_weights.h"
+#include "model/linear.h"
 #include "sampling/sampler.h"
 
 namespace flarecore {
@@ -73,6 +74,8 @@ class Decoder {
               int64_t task);
   void join_splits(const AttentionPlan& plan, int row);
   void add_to_residual(int row, const std::vector<float>& post_norm);
+  LinearTarget residual_target(const PackedMatrix& matrix, const ActivationRows& input,
+                               const std::vector<float>& post_norm);
   void head(Span<const ForwardSegment> segments, const LogitsConsumer& consume);
   void head_rows(Span<const ForwardSegment> segments, Span<const int> rows);
 

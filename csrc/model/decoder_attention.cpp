@@ -9,24 +9,6 @@
 namespace flarecore {
 namespace {
 
-// Pairs (2 i, 2 i + 1): GGUF's Llama weights are permuted for this order.
-void rotate_neighbours(float* head, const float* cosine, const float* sine, int half) {
-  for (int i = 0; i < half; ++i) {
-    const float a = head[2 * i], b = head[2 * i + 1];
-    head[2 * i] = a * cosine[i] - b * sine[i];
-    head[2 * i + 1] = a * sine[i] + b * cosine[i];
-  }
-}
-
-// Pairs (i, i + half).
-void rotate_halves(float* head, const float* cosine, const float* sine, int half) {
-  for (int i = 0; i < half; ++i) {
-    const float a = head[i], b = head[i + half];
-    head[i] = a * cosine[i] - b * sine[i];
-    head[i + half] = a * sine[i] + b * cosine[i];
-  }
-}
-
 template <typename T>
 void store_key(const T* values, int head_dim, int slot, void* block) {
   T* out = static_cast<T*>(block) + slot;
@@ -41,7 +23,8 @@ void Decoder::rotate_head(float* head, const std::vector<float>& norm, int rotar
   }
   const int half = config_.rotary_dim / 2;
   const size_t offset = (size_t(row) * config_.rotaries.size() + rotary) * half;
-  const auto rotate = config_.rotates_neighbours ? rotate_neighbours : rotate_halves;
+  const auto rotate = config_.rotates_neighbours ? kernels().rotate_neighbours
+                                                  : kernels().rotate_halves;
   rotate(head, ws_->cosine.data() + offset, ws_->sine.data() + offset, half);
 }
 

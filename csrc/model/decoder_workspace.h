@@ -54,6 +54,7 @@ struct Decoder::Workspace {
   std::vector<float> cosine, sine;         // (rows, rotaries, rotary_dim / 2)
   ActivationRows input;                    // input of the next product
   ActivationRows gated;                    // (rows, ffn) input of the last one, if fused
+  bool adds_later = true;                  // attention's output waits in delta
   bool fused = false;                      // of this pass: gate and up are never in memory
   std::vector<float> partial_out;          // (tiles, kv heads, kMaxAttentionRows, group, head_dim)
   std::vector<float> partial_max, partial_sum;  // (tiles, kv heads, kMaxAttentionRows, group)

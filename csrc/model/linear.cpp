@@ -1,6 +1,7 @@
 #include "model/linear.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace flarecore {
 
@@ -42,7 +43,7 @@ void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_
   const PackedView view = target.matrix->view();
   if (input.reads_blocks(view.format)) {
     kernels().matmul_blocks(view, input.blocks(num_rows), tile_begin, tile_end, target.out,
-                            target.out_stride);
+                            target.out_stride, target.adds);
   } else if (is_quantized(view.format)) {
     kernels().matmul_quantized(view, input.groups(), input.group_stride(), num_rows, tile_begin,
                                tile_end, target.out, target.out_stride);
@@ -56,6 +57,8 @@ namespace {
 
 // A few tasks a thread even out a busy neighbour; more would only cost hand-outs.
 constexpr int64_t kTasksPerThread = 4;
+
+std::atomic<int64_t> gated_passes{0};
 
 }  // namespace
 
@@ -84,6 +87,7 @@ void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                void (*activate)(const float*, const float*, int64_t, float*),
                const ActivationRows& input, int num_rows, ThreadPool* threads,
                ActivationRows* out) {
+  gated_passes.fetch_add(1, std::memory_order_relaxed);
   const GatedProduct product{gate.view(), up.view(), activate, input.blocks(num_rows),
                              out->block(0), out->group_stride()};
   const int64_t num_groups = gate.num_rows() / kGroupSize;
@@ -93,5 +97,7 @@ void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
     kernels().gated_blocks(product, task * chunk, std::min((task + 1) * chunk, num_groups));
   });
 }
+
+int64_t num_gated_passes() { return gated_passes.load(std::memory_order_relaxed); }
 
 }  // namespace flarecore

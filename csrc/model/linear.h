@@ -57,18 +57,21 @@ struct LinearTarget {
   const PackedMatrix* matrix;
   float* out;  // (num_rows, *) with row stride out_stride
   int64_t out_stride;
+  bool adds = false;  // to what is there; only where the input reads_blocks() for the matrix
 };
 
 // out = activations * matrix^T for each target; all targets have the same number of inputs.
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
                 ThreadPool* threads);
 
-// The gate and up products of many rows, activated and quantised into `out` as its quantize() would:
-// the products themselves never leave the cache. All rows of `input` are in blocks.
+// The gate and up products of many rows, activated and quantised into `out` as its quantize()
+// would: the products themselves never leave the cache. All rows of `input` are in blocks.
 void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                void (*activate)(const float*, const float*, int64_t, float*),
                const ActivationRows& input, int num_rows, ThreadPool* threads,
                ActivationRows* out);
+
+int64_t num_gated_passes();  // calls of run_gated so far; for tests
 
 // One target's tiles [tile_begin, tile_end) on the calling thread.
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,
