@@ -220,8 +220,9 @@ def quiet_environment(tmp_path_factory):
 
 @pytest.mark.models
 def test_ctrl_c_stops_a_running_demo(quiet_environment):
+    # A pipe that holds less than the demo writes: it cannot end before the signal comes.
     process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=quiet_environment)
+                               env=quiet_environment, pipesize=4096)
     assert process.stdout.readline().startswith("{")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
