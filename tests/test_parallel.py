@@ -66,7 +66,7 @@ def test_known_passages_cost_no_prefill_however_long_the_answer_is(sampling):
         again = run_loop(engine, retriever, sampling, **PARALLEL)
         assert words_of(again) == words_of(first)
         drafts, regenerations = passes(again)
-        assert len(regenerations) >= 3
+        assert len(regenerations) >= 2
         # Not one token of evidence, question or answer: the last token's row brings the first new
         # token, as in any decode.
         assert [p.num_prefilled for p in regenerations] == [0] * len(regenerations)
@@ -159,7 +159,9 @@ def test_queries_of_the_model_see_what_the_sentence_saw(query, draft_context):
     result = run_loop(cold, retriever, ENDLESS, **options)
     again = run_loop(cold, retriever, ENDLESS, **options)
     asked = [a for s in result.trace.sentences for a in s.asked]
-    assert len(asked) >= 2 and any(a.pass_index > 0 for a in asked)
+    assert len(asked) >= 2
+    # Keywords may stay the same when the sentence is written again, and are then not asked for.
+    assert query == "keywords" or any(a.pass_index > 0 for a in asked)
     assert [a.text for a in asked] == [a.text for s in again.trace.sentences for a in s.asked]
     assert words_of(again) == words_of(result)
     # The context is cached, passages included: only the request is prefilled.
