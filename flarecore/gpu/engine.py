@@ -260,6 +260,9 @@ class Core:
             prefill_rows += len(part.prefill_ids)
             decode_rows += len(part.row_ids)
             num_runs += part.run is not None
+        if len(parts) == len(self._running) and all(part.run is not None for part in parts):
+            for index, part in enumerate(parts):
+                part.operation.lengthen_run(self._cache, part, setup.limits, len(parts) - index)
         # Whoever was served goes to the back, so that a long prefill cannot starve the others.
         for part in parts:
             self._running.remove(part.operation)
@@ -268,7 +271,7 @@ class Core:
 
     def _step(self, parts: Sequence[StepPart]) -> None:
         try:
-            results = self._setup.stepper.step(parts)
+            results = self._setup.stepper.step(parts, lambda: self._is_wanted(parts))
         except Exception as error:  # whatever it is, waiters must hear of it
             for part in parts:
                 part.error = FlarecoreError(f"the forward pass failed: {error}")
@@ -281,10 +284,15 @@ class Core:
             except Exception as error:
                 part.error = FlarecoreError(f"taking the sampled tokens failed: {error!r}")
 
+    def _is_wanted(self, parts: Sequence[StepPart]) -> bool:
+        """Whether runs should make way. Without the lock: what it misses it sees a replay later."""
+        return (self._is_stopping or bool(self._completed) or len(self._running) > len(parts)
+                or any(part.operation.is_overdue for part in parts))
+
     def _commit(self, parts: Sequence[StepPart]) -> None:
         self._num_steps += bool(parts)
         for part in parts:
-            self._num_rows += part.num_rows + (part.run.num_steps if part.run is not None else 0)
+            self._num_rows += part.num_rows + part.num_run_rows
             if part.error is not None:
                 self._fail(part.operation, part.error)
             elif part.operation.commit(self._cache, part):

@@ -140,8 +140,9 @@ class EngineChecks:
         variants: list[tuple[str, dict[str, Any]]] = [
             ("graphs", {}), ("direct", {"gpu": GpuOptions(graphs=False, max_batch_rows=32)}),
             ("3 steps", {"gpu": GpuOptions(steps_per_replay=3, max_batch_rows=32)}),
+            ("one step at a time", {"gpu": GpuOptions(steps_per_run=1, max_batch_rows=32)}),
             ("triton", {"sampler": "triton"})]
-        for name, options in variants[1:3] if self.is_quick else variants:
+        for name, options in variants[1:4] if self.is_quick else variants:
             with self.engine(**options) as engine:
                 found.append(_bits(self.decode(engine)))
                 names.append(name)
