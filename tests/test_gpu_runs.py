@@ -173,6 +173,23 @@ def test_rows_stop_at_different_steps(model):
         engine.check_integrity()
 
 
+def test_a_row_with_few_steps_ends_the_run_for_all(model):
+    """Two long ones would leave it waiting: half of the rows have not stopped."""
+    options = {"until": "eos", "ignore_eos": True}
+    jobs = [(random_ids(5 + i, seed=i), n) for i, n in enumerate((40, 3, 40))]
+    with gpu_engine(model) as engine:
+        sequences = [engine.sequence(ids) for ids, _ in jobs]
+        alone = [result_bits(s.fork().decode(n, **options))
+                 for s, (_, n) in zip(sequences, jobs, strict=True)]  # fmt: skip
+        replays = at_replay(engine, 99, list)
+        operations = [s.decode_async(n, **options)
+                      for s, (_, n) in zip(sequences, jobs, strict=True)]
+        operations[1].result()
+        num_short = len(replays)
+        assert [result_bits(o.result()) for o in operations] == alone
+        assert num_short < len(replays) - 4
+
+
 def at_replay(engine, number, action):
     """Calls `action` when a run queues its replay of that number."""
     runner = runner_of(engine)

@@ -51,8 +51,8 @@ class DecodeRun:
         """Queues more steps where they are needed, and never waits.
 
         A run is over when half of its rows have stopped (alone: the only one), so that they need
-        not wait for the longest; when the record is full; or when `is_wanted` says that the host
-        has something else to do.
+        not wait for the longest; when a row has made all the steps it was to make; or when
+        `is_wanted` says that the host has something else to do.
 
         Returns
         -------
@@ -61,14 +61,11 @@ class DecodeRun:
         """
         # Asked before the flags are read: they are the last step's then. Raises what went wrong.
         is_through = self._event is None or self._event.query()
-        is_running, is_looking = self._bucket.running(len(self._num_steps))
-        num_running = int(is_running.sum())
-        if 2 * num_running <= len(self._num_steps):
+        seen = self._bucket.look(len(self._num_steps))
+        left = min(self._num_steps) - self.num_queued
+        if left <= 0 or 2 * seen.num_running <= len(self._num_steps):
             return True
-        left = max(self._num_steps) - self.num_queued
-        if left <= 0:
-            return True
-        looks_only = int(is_looking.sum()) == num_running
+        looks_only = seen.num_looking == seen.num_running
         pending = 0 if is_through else self.num_queued - self._num_done()
         if pending > (0 if looks_only else 1):
             return False
@@ -151,7 +148,7 @@ class DecodeRunner:
         num_steps = self._fill(bucket, requests)
         run = DecodeRun(self, bucket, num_steps, filters, context)
         looks_only = all(r.ends.at_sentence and r.ends.is_looking_ahead for r in requests)
-        run.queue(1 if looks_only else min(max(num_steps), self.steps_per_replay))
+        run.queue(1 if looks_only else min(*num_steps, self.steps_per_replay))
         return run
 
     def replay(self, bucket: RunBucket, most: int, filters: bool, context: int) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from flarecore.gpu.device import load_kernels
@@ -23,7 +22,7 @@ from flarecore.gpu.row_sampling import (
     state_of,
 )
 
-__all__ = ["RunBucket", "RunEnds", "RunRequest", "RunResult"]
+__all__ = ["RowsSeen", "RunBucket", "RunEnds", "RunRequest", "RunResult"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,14 @@ class RunResult:
     token_ids: list[int]
     probs: list[float]
     is_invalid: bool
+
+
+@dataclass(frozen=True)
+class RowsSeen:
+    """How many rows have not halted, and how many of these are behind a token that may end."""
+
+    num_running: int
+    num_looking: int
 
 
 class RunBucket:
@@ -145,16 +152,14 @@ class RunBucket:
         return Rows(self.state.tokens, self.state.positions, self.table_rows,
                     self.table.device["blocks"], self.query_begin, 1, max_context)
 
-    def running(self, num_rows: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Of the first rows: which have not halted, and which of those look ahead already.
-
-        After the last step that has reported; it may be read while the device works.
-        """
-        flags = self.progress.host["flags"][:num_rows]
+    def look(self, num_rows: int) -> RowsSeen:
+        """The first rows after the last step that has reported; the device may be at work."""
+        flag = self._flag
+        flags = self.progress.host["flags"][:num_rows].copy()
         halts = self.settings.host["ints"][:num_rows, 4]
         is_running = (flags & halts) == 0
-        looks = (flags & int(self._flag.MAY_END) != 0) & (halts & int(self._flag.LOOKED) != 0)
-        return is_running, is_running & looks
+        looks = (flags & int(flag.MAY_END) != 0) & (halts & int(flag.LOOKED) != 0)
+        return RowsSeen(int(is_running.sum()), int((is_running & looks).sum()))
 
     def result(self, row: int, num_steps: int) -> RunResult:
         """What a row has recorded, once the history is on the host."""
