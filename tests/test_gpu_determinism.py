@@ -1,13 +1,10 @@
 """Bits of the GPU engine: alone and in a batch, with and without speculation, runs and chunks."""
 
-import contextlib
-import functools
-
 import numpy as np
 import pytest
 from helpers import random_ids, result_bits
-from helpers_gpu import MARKS, gpu_engine, gpu_model, runner_of
-from triton_env import DEVICE, torch
+from helpers_gpu import MARKS, gpu_engine, gpu_model, record_graphs, runner_of
+from triton_env import DEVICE
 
 from flarecore.sampling import SamplingParams
 
@@ -69,38 +66,12 @@ def test_length_of_runs_changes_nothing(model, plain, steps):
         assert result_bits(decode(engine)) == result_bits(plain)
 
 
-class RecordedGraph:
-    """Stands in for a CUDA graph: a replay makes the calls that were made during the capture."""
-
-    def __init__(self):
-        self.calls = []
-
-    def replay(self):
-        for call in self.calls:
-            call()
-
-    def pool(self):
-        return None
-
-
 @pytest.mark.skipif(DEVICE != "cpu", reason="a device has real graphs")
 def test_graphs_replay_what_was_captured(model, plain, monkeypatch):
     """Whole replays: rows that are to do less halt, and a capture over padding leaves no trace."""
     with gpu_engine(model) as engine:
         runner = runner_of(engine)
-        runner.use_graphs = True
-        step = runner._step
-
-        @contextlib.contextmanager
-        def capture(graph, **options):
-            monkeypatch.setattr(runner, "_step", lambda *args: graph.calls.append(
-                functools.partial(step, *args)))
-            yield
-            monkeypatch.setattr(runner, "_step", step)
-
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
-        monkeypatch.setattr(torch.cuda, "graph", capture)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        record_graphs(runner, monkeypatch)
         with engine.sequence(IDS) as first, engine.sequence(IDS) as second:
             operations = [first.decode_async(10, **SAMPLED), second.decode_async(3, **SAMPLED)]
             long, short = (operation.result() for operation in operations)

@@ -8,6 +8,8 @@ from helpers_gemma import TinyGemma, tiny_gemma_path
 from helpers_gpu import MARKS, core_of, gpu_engine
 from triton_env import INTERPRETED, torch, triton
 
+from flarecore.gpu.run_bucket import StepVariant
+
 pytestmark = MARKS
 NO_LAUNCH = {"aten.view", "aten.slice", "aten.select", "aten.t", "aten.split", "aten.chunk",
              "aten._unsafe_view", "aten.empty", "aten.alias", "aten.detach",
@@ -63,7 +65,7 @@ def launches(path, monkeypatch):
             bucket.clear()
             bucket.upload()
             with counted(monkeypatch) as counter:
-                runner._step(bucket, False, 256)
+                runner._step(bucket, StepVariant(256, False, False))
     return counter.names
 
 

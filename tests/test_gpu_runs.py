@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers import random_ids, result_bits
-from helpers_gpu import MARKS, core_of, gpu_engine, gpu_model, runner_of
+from helpers_gpu import MARKS, core_of, gpu_engine, gpu_model, record_graphs, runner_of
 from triton_env import torch
 
 from flarecore import _C
@@ -188,6 +188,32 @@ def test_a_row_with_few_steps_ends_the_run_for_all(model):
         num_short = len(replays)
         assert [result_bits(o.result()) for o in operations] == alone
         assert num_short < len(replays) - 4
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_penalty_and_bias_move_on_with_a_run(model, graphs, monkeypatch):
+    """One row alone, then beside plain and filtered ones: what one step at a time gives."""
+    settings = [
+        SamplingParams(temperature=0.8, seed=9, repetition_penalty=1.9, logit_bias={5: 3, 9: -2}),
+        SamplingParams(temperature=1.1, seed=2), SamplingParams(repetition_penalty=0.4),
+        SamplingParams(temperature=1.3, seed=4, top_k=30, logit_bias={7: 2.5, 8: -100.0}),
+    ]  # fmt: skip
+    options = {"until": "eos", "ignore_eos": True}
+    results = []
+    for gpu in ({"steps_per_run": 1}, {}):
+        with gpu_engine(model, gpu=gpu) as engine:
+            if graphs:
+                record_graphs(runner_of(engine), monkeypatch)
+            sequences = [engine.sequence(random_ids(6, seed=i)) for i in range(len(settings))]
+            before = waits(engine)
+            alone = sequences[0].fork().decode(12, sampling=settings[0], **options)
+            count = waits(engine) - before
+            operations = [s.decode_async(12, sampling=sampling, **options)
+                          for s, sampling in zip(sequences, settings, strict=True)]
+            results.append([result_bits(o.result()) for o in operations])
+            assert results[-1][0] == result_bits(alone)
+    assert results[0] == results[1] and count == 1
+    assert len(set(results[0])) == len(settings)
 
 
 def at_replay(engine, number, action):

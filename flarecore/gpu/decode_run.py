@@ -8,9 +8,9 @@ host, which reads them without waiting, and queues the next replay while the las
 before is under way: the device never waits for the host, and the host waits for the device once, at
 the end of the run.
 
-A graph is captured per batch bucket, number of steps, context bucket and use of filters, when it is
-first needed. Without graphs the same steps are called directly: the slow twin, and the only way on
-CPU tensors.
+A graph is captured per batch bucket, number of steps and run_bucket.StepVariant, when it is first
+needed. Without graphs the same steps are called directly: the slow twin, and the only way on CPU
+tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import torch
 
 from flarecore.gpu.forward import Forward
 from flarecore.gpu.fused_sampler import FusedSampler
-from flarecore.gpu.run_bucket import RunBucket, RunRequest, RunResult
+from flarecore.gpu.run_adjustments import RunAdjustments
+from flarecore.gpu.run_bucket import RunBucket, RunRequest, RunResult, StepVariant
 from flarecore.gpu.token_flags import TokenFlagTable
 
 __all__ = ["DecodeRun", "DecodeRunner"]
@@ -38,12 +39,11 @@ class DecodeRun:
     """
 
     def __init__(self, runner: DecodeRunner, bucket: RunBucket, num_steps: Sequence[int],
-                 filters: bool, context: int) -> None:
+                 variant: StepVariant) -> None:
         self._runner = runner
         self._bucket = bucket
         self._num_steps = num_steps
-        self._filters = filters
-        self._context = context
+        self._variant = variant
         self._event: Any = torch.cuda.Event() if runner.is_cuda else None  # type: ignore[no-untyped-call]
         self.num_queued = 0
 
@@ -76,7 +76,7 @@ class DecodeRun:
 
     def queue(self, most: int) -> None:
         """Queues one replay of about `most` steps."""
-        self.num_queued += self._runner.replay(self._bucket, most, self._filters, self._context)
+        self.num_queued += self._runner.replay(self._bucket, most, self._variant)
         if self._event is not None:
             self._event.record()
 
@@ -127,6 +127,8 @@ class DecodeRunner:
         self.is_cuda = forward.device.type == "cuda"
         self.num_captures = 0
         self.num_replays = 0
+        self._adjustments = RunAdjustments(
+            forward.max_decode_rows, forward.shape.vocab_size, forward.device)
         self._buckets: dict[int, RunBucket] = {}
         self._pool: Any = None
 
@@ -139,27 +141,30 @@ class DecodeRunner:
         if bucket is None:
             bucket = RunBucket(num_rows, self.steps_per_run, self._forward)
             self._buckets[num_rows] = bucket
-        filters = any(request.settings.has_filters for request in requests)
-        context = self._forward.context_bucket(
-            max(request.position + request.num_steps for request in requests))
+        variant = StepVariant(
+            self._forward.context_bucket(max(r.position + r.num_steps for r in requests)),
+            filters=any(request.settings.has_filters for request in requests),
+            adjusts=any(request.settings.adjusts_logits for request in requests))
         if self.use_graphs:
             for steps in self._graph_sizes():  # before the rows are filled: a capture runs padding
-                self._graph(bucket, steps, filters, context)
+                self._graph(bucket, steps, variant)
         num_steps = self._fill(bucket, requests)
-        run = DecodeRun(self, bucket, num_steps, filters, context)
+        if variant.adjusts:
+            self._adjustments.fill(requests)
+        run = DecodeRun(self, bucket, num_steps, variant)
         looks_only = all(r.ends.at_sentence and r.ends.is_looking_ahead for r in requests)
         run.queue(1 if looks_only else min(*num_steps, self.steps_per_replay))
         return run
 
-    def replay(self, bucket: RunBucket, most: int, filters: bool, context: int) -> int:
+    def replay(self, bucket: RunBucket, most: int, variant: StepVariant) -> int:
         """Queues up to `most` steps or a few more, which find their rows halted; how many."""
         self.num_replays += 1
         if not self.use_graphs:
             for _ in range(most):
-                self._step(bucket, filters, context)
+                self._step(bucket, variant)
             return most
         steps = next(steps for steps in self._graph_sizes() if steps >= most)
-        self._graph(bucket, steps, filters, context).replay()
+        self._graph(bucket, steps, variant).replay()
         return steps
 
     def _fill(self, bucket: RunBucket, requests: Sequence[RunRequest]) -> list[int]:
@@ -181,26 +186,29 @@ class DecodeRunner:
         """Few, so that few graphs are captured."""
         return sorted({1, max(1, self.steps_per_replay // 2), self.steps_per_replay})
 
-    def _step(self, bucket: RunBucket, filters: bool, context: int) -> None:
-        logits = self._forward.decode(bucket.rows(context))
-        self._sampler(logits, bucket.state, filters=filters)
+    def _step(self, bucket: RunBucket, variant: StepVariant) -> None:
+        logits = self._forward.decode(bucket.rows(variant.context))
+        choice = self._adjustments.choice(logits) if variant.adjusts else None
+        self._sampler(logits, bucket.state, filters=variant.filters, choice_logits=choice)
+        if variant.adjusts:
+            self._adjustments.add(bucket.state.tokens)
         bucket.progress.download()
 
-    def _graph(self, bucket: RunBucket, steps: int, filters: bool, context: int) -> Any:
-        key = (steps, filters, context)
+    def _graph(self, bucket: RunBucket, steps: int, variant: StepVariant) -> Any:
+        key = (steps, variant)
         graph = bucket.graphs.get(key)
         if graph is not None:
             return graph
         # Padding rows change nothing, so everything can be compiled and captured over them.
         bucket.clear()
         bucket.upload()
-        self._step(bucket, filters, context)
+        self._step(bucket, variant)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: only this one's calls are watched.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             for _ in range(steps):
-                self._step(bucket, filters, context)
+                self._step(bucket, variant)
         self._pool = graph.pool()
         self.num_captures += 1
         bucket.graphs[key] = graph

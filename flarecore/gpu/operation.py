@@ -208,14 +208,14 @@ class GpuOperation(Pending):
                    self._context_length - 1 - num_tokens, limits.decode_rows - pending)
         proposal = self._proposer.propose(
             tokens[-max(num_sampled, 3):], num_sampled, room) if self._has_sources else []
-        can_run = limits.run_steps > 1 and not settings.adjusts_logits
-        if pending == 1 and not proposal and can_run:
+        if pending == 1 and not proposal and limits.run_steps > 1:
             # A budget that is nearly used up is no reason to fail while single steps still fit.
             room = cache.num_reservable(self.sequence.kv) - (num_tokens - 1)
             steps = min(self._most_steps(limits.replay_steps), room)
             if steps >= 1:
                 part.run = RunRequest(tokens[-1], num_tokens - 1, self.sequence.kv.blocks, steps,
-                                      settings, self._run_ends())
+                                      settings, self._run_ends(),
+                                      tokens if settings.adjusts_logits else ())
                 return
         fed = [*tokens, *proposal]
         end = min(len(fed), begin + limits.decode_rows)

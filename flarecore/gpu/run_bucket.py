@@ -22,7 +22,20 @@ from flarecore.gpu.row_sampling import (
     state_of,
 )
 
-__all__ = ["RowsSeen", "RunBucket", "RunEnds", "RunRequest", "RunResult"]
+__all__ = ["RowsSeen", "RunBucket", "RunEnds", "RunRequest", "RunResult", "StepVariant"]
+
+
+@dataclass(frozen=True)
+class StepVariant:
+    """What the launches of a step depend on besides the batch size.
+
+    `context`: tokens of context provided for; `filters` and `adjusts`: whether a row has filters, a
+    repetition penalty or a bias.
+    """
+
+    context: int
+    filters: bool
+    adjusts: bool
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,8 @@ class RunEnds:
 class RunRequest:
     """Up to `num_steps` tokens after `token` at `position`, whose own K and V are still missing.
 
-    End-of-text tokens end it too, unless the settings ignore them.
+    End-of-text tokens end it too, unless the settings ignore them. `history` are the tokens up to
+    and with `token`, for the repetition penalty.
     """
 
     token: int
@@ -60,6 +74,7 @@ class RunRequest:
     num_steps: int
     settings: RowSettings
     ends: RunEnds = RunEnds()
+    history: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,7 @@ class RunBucket:
     Attributes
     ----------
     graphs
-        (steps, filters, context) -> the graph captured over the buffers.
+        (steps, what else a step depends on) -> the graph captured over the buffers.
     """
 
     def __init__(self, num_rows: int, capacity: int, forward: Forward) -> None:
@@ -110,7 +125,7 @@ class RunBucket:
         self.table = Mirrored({"blocks": (np.int32, (num_rows, width))}, device)
         self.table_rows = torch.arange(num_rows, dtype=torch.int32, device=device)
         self.query_begin = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
-        self.graphs: dict[tuple[int, bool, int], Any] = {}
+        self.graphs: dict[tuple[int, StepVariant], Any] = {}
         self._flag = load_kernels().sampling.TokenFlag
         self._scratch_block = forward.kv.scratch_block
         host = self.settings.host
