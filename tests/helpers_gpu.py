@@ -68,13 +68,13 @@ def record_graphs(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runner.use_graphs = True
     if DEVICE != "cpu":
         return
-    step = runner._step
+    steps = runner._steps
 
     @contextlib.contextmanager
     def capture(graph: RecordedGraph, **options: object) -> Iterator[None]:
-        runner._step = lambda *args: graph.calls.append(functools.partial(step, *args))
+        runner._steps = lambda *args: graph.calls.append(functools.partial(steps, *args))
         yield
-        runner._step = step
+        runner._steps = steps
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     monkeypatch.setattr(torch.cuda, "graph", capture)

@@ -65,7 +65,7 @@ def launches(path, monkeypatch):
             bucket.clear()
             bucket.upload()
             with counted(monkeypatch) as counter:
-                runner._step(bucket, StepVariant(256, False, False))
+                runner._steps(bucket, 1, StepVariant(256, False, False))
     return counter.names
 
 

@@ -3,10 +3,10 @@
 Token, position, confidence, minimum and flags of every row live in device memory and move on at
 each step. The sampler itself halts a row where the host has to look (run_bucket.RunEnds): from then
 on the row's steps change nothing that counts, so any number of them may be queued. A run is a
-series of replays of a few steps each. After every step the rows' flags and counts are copied to the
-host, which reads them without waiting, and queues the next replay while the last step of the one
-before is under way: the device never waits for the host, and the host waits for the device once, at
-the end of the run.
+series of replays of a few steps each. After the last two steps of each the rows' flags and counts
+are copied to the host, which reads them without waiting, and queues the next replay while the last
+step of the one before is under way: the device never waits for the host, and the host waits for the
+device once, at the end of the run.
 
 A graph is captured per batch bucket, number of steps and run_bucket.StepVariant, when it is first
 needed. Without graphs the same steps are called directly: the slow twin, and the only way on CPU
@@ -160,8 +160,7 @@ class DecodeRunner:
         """Queues up to `most` steps or a few more, which find their rows halted; how many."""
         self.num_replays += 1
         if not self.use_graphs:
-            for _ in range(most):
-                self._step(bucket, variant)
+            self._steps(bucket, most, variant)
             return most
         steps = next(steps for steps in self._graph_sizes() if steps >= most)
         self._graph(bucket, steps, variant).replay()
@@ -192,7 +191,12 @@ class DecodeRunner:
         self._sampler(logits, bucket.state, filters=variant.filters, choice_logits=choice)
         if variant.adjusts:
             self._adjustments.add(bucket.state.tokens)
-        bucket.progress.download()
+
+    def _steps(self, bucket: RunBucket, num_steps: int, variant: StepVariant) -> None:
+        for index in range(num_steps):
+            self._step(bucket, variant)
+            if index >= num_steps - 2:  # earlier the host could do nothing with it
+                bucket.progress.download()
 
     def _graph(self, bucket: RunBucket, steps: int, variant: StepVariant) -> Any:
         key = (steps, variant)
@@ -207,8 +211,7 @@ class DecodeRunner:
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: only this one's calls are watched.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            for _ in range(steps):
-                self._step(bucket, variant)
+            self._steps(bucket, steps, variant)
         self._pool = graph.pool()
         self.num_captures += 1
         bucket.graphs[key] = graph

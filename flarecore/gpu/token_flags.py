@@ -52,8 +52,12 @@ def _settles(text: bytes) -> bool:
     """Whether what follows a terminator can hardly be undecided behind the token."""
     if text.isascii():
         return _ASCII_SETTLES.search(text) is not None
-    # The end of a character that began before reads as U+FFFD, one that goes on behind not at all.
-    chars = codecs.getincrementaldecoder("utf-8")("replace").decode(text)
+    try:
+        chars = text.decode()
+    except UnicodeDecodeError:
+        # The end of a character that began before reads as U+FFFD, one that goes on behind as
+        # nothing.
+        chars = codecs.getincrementaldecoder("utf-8")("replace").decode(text)
     return any(char == "\ufffd" or _C.char_flags(ord(char)) & (_WORD_CHAR | _CONTINUE)
                for char in chars)
 
@@ -66,9 +70,13 @@ def flags_of_tokens(token_bytes: Sequence[bytes], eos: Iterable[int]) -> npt.NDA
     """
     flag = load_kernels().sampling.TokenFlag
     may_end, settles = int(flag.MAY_END), int(flag.SETTLES)
-    table = np.fromiter(
-        (may_end * _may_end(text) | settles * _settles(text) for text in token_bytes), np.uint8,
-        len(token_bytes))
+
+    def flags_of(text: bytes) -> int:
+        if text.lstrip(b" ").isalnum():  # ASCII only: most of a vocabulary
+            return settles
+        return may_end * _may_end(text) | settles * _settles(text)
+
+    table = np.fromiter(map(flags_of, token_bytes), np.uint8, len(token_bytes))
     table[list(eos)] |= int(flag.EOS)
     return table
 

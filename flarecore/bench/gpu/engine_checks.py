@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -149,6 +149,18 @@ class EngineChecks:
         _require_equal(found, ", ".join(names))
         return ", ".join(names)
 
+    def runs(self) -> str:
+        """The host waits once for a whole decode; what ends it is found on the device."""
+        with self.warm_engine() as engine:
+            stepper = cast(Any, engine._native)._core._setup.stepper
+            before, replays = stepper.num_waits, stepper.runner.num_replays
+            decoded = self.decode(engine)
+            waits = stepper.num_waits - before
+            if waits > 2:  # the rest of a prompt that is cached may take a step of its own
+                raise AssertionError(f"waited {waits} times for {self.num_tokens} tokens")
+            return (f"{len(decoded.token_ids)} tokens, {waits} wait(s), "
+                    f"{stepper.runner.num_replays - replays} replays")
+
     def deterministic_prefill(self) -> str:
         found = []
         for chunk in (1024, 13):
@@ -202,6 +214,7 @@ class EngineChecks:
             ("speculation on and off: bits", self.speculation),
             ("alone and in a batch: bits", self.company),
             ("graphs, runs, samplers: bits", self.twins),
+            ("runs: waits of the host", self.runs),
             ("deterministic prefill: bits", self.deterministic_prefill),
             ("default prefill: tolerance", self.default_prefill),
             ("rollback and fork: bits", self.kv_operations),
