@@ -1,11 +1,12 @@
 """Runs of decode steps: the device stops by itself where the host must look, and only there."""
 
 import pytest
-from helpers import random_ids, result_bits
-from helpers_gpu import MARKS, core_of, gpu_engine, gpu_model, record_graphs, runner_of
-from triton_env import torch
+from helpers import open_engine, random_ids, result_bits
+from helpers_gpu import MARKS, SMALL, core_of, gpu_engine, gpu_model, record_graphs, runner_of
+from triton_env import DEVICE, torch
 
 from flarecore.errors import CancelledError
+from flarecore.gpu.decode_run import DecodeRun
 from flarecore.sampling import SamplingParams
 
 pytestmark = MARKS
@@ -278,3 +279,84 @@ def test_three_sets_of_stop_strings_at_once(model):
                       for s, stop in zip(sequences, stops, strict=True)]
         for operation, stop in zip(operations, stops, strict=True):
             assert operation.result().text.encode() == text[: text.index(stop.encode())]
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="exact in float32, in the interpreter")
+def test_sentences_of_the_cpu_engine(model):
+    """Short ones with false alarms, stop strings and a budget, one after the other."""
+    bias = {ord("."): 3.5, PAIRS[b" A"]: 4.0, PAIRS[b"\n\n"]: 2.0, ord("1"): 2.5, ord("\n"): 1.0}
+    options = {"max_tokens": 24, "stop": [" A A", "|"],
+               "sampling": SamplingParams(temperature=1.2, seed=21, logit_bias=bias)}  # fmt: skip
+    found = []
+    with open_engine(SMALL) as cpu, gpu_engine(model) as gpu:
+        for engine in (cpu, gpu):
+            with engine.sequence(random_ids(5, seed=4)) as sequence:
+                results = [sequence.decode(**options) for _ in range(4)]
+                found.append([(out.token_ids, out.text_bytes, out.stop_reason) for out in results])
+                found[-1].append(sequence.token_ids)
+        assert found[0] == found[1]
+        num_tokens = sum(len(ids) for ids, _, _ in found[0][:-1])
+        assert waits(gpu) < num_tokens and num_tokens > 20
+        assert {reason for _, _, reason in found[0][:-1]} == {
+            "sentence", "stop_string", "max_tokens"}  # fmt: skip
+
+
+class LateDevice:
+    """Does what is queued one step at a time, whenever the host asks how far it is."""
+
+    def __init__(self, engine, monkeypatch):
+        self.queue, self.num_idle, self.num_steps = [], 0, 0
+        stepper = core_of(engine)._setup.stepper
+        runner, wait, collect = stepper.runner, stepper._wait, DecodeRun.collect
+
+        def steps(bucket, num_steps, variant):
+            for index in range(num_steps):
+                self.queue.append(lambda: runner._step(bucket, variant))
+                if index >= num_steps - 2:
+                    self.queue[-1] = lambda: (runner._step(bucket, variant),
+                                              bucket.progress.download())  # fmt: skip
+
+        def drain():
+            while self.queue:
+                self.work()
+            wait()
+
+        runner.is_cuda, runner._steps, stepper._wait = True, steps, drain
+        monkeypatch.setattr(torch.cuda, "Event", lambda: self)
+        monkeypatch.setattr(DecodeRun, "collect", lambda run: self.queue.append(
+            lambda: collect(run)))  # fmt: skip
+
+    def work(self):
+        self.num_steps += 1
+        self.queue.pop(0)()
+
+    def record(self):
+        pass
+
+    def query(self):
+        """Of an event behind all that is queued."""
+        if self.queue:
+            self.work()
+        self.num_idle += not self.queue
+        return not self.queue
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a device is late by itself")
+def test_a_device_that_works_on_while_the_host_looks(model, monkeypatch):
+    """It has its next steps before it has done those it has; few are lost behind an end."""
+    plain = {"max_tokens": 30, "until": "eos", "ignore_eos": True,
+             "sampling": SamplingParams(temperature=1.0, seed=6)}  # fmt: skip
+    text = b"It rains all day long in Dr. Wu's valley. The"
+    with gpu_engine(model) as engine, engine.sequence(PROMPT) as sequence:
+        wanted = result_bits(sequence.fork().decode(**plain))
+        device = LateDevice(engine, monkeypatch)
+        with sequence.fork() as fork:
+            assert result_bits(fork.decode(**plain)) == wanted
+        assert device.num_idle == 0 and 30 <= device.num_steps <= 33
+        script(engine, text)
+        before = waits(engine), device.num_steps
+        assert sequence.decode(60).text == "It rains all day long in Dr. Wu's valley."
+        assert waits(engine) - before[0] == 2
+        num_replay = runner_of(engine).steps_per_replay
+        assert device.num_steps - before[1] <= len(text) + 2 * num_replay + 2
+        engine.check_integrity()

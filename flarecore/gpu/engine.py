@@ -2,8 +2,9 @@
 
 One worker thread launches everything, in the order of one stream. Every step merges the next part
 of all running operations: prefill rows (each sequence's in passes of its own), then the decode rows
-of all verifications in one pass, then all runs of decode steps. One lock guards sequences, cache
-and queue; it is not held while the device works.
+of all verifications in one pass, then all runs of decode steps. Beside other work a run has a few
+steps, alone it goes on up to the end of a sentence or until other work comes. One lock guards
+sequences, cache and queue; it is not held while the device works.
 """
 
 from __future__ import annotations
