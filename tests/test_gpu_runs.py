@@ -173,7 +173,7 @@ def test_rows_stop_at_different_steps(model):
 def test_a_row_with_few_steps_ends_the_run_for_all(model):
     """Two long ones would leave it waiting: half of the rows have not stopped."""
     options = {"until": "eos", "ignore_eos": True}
-    jobs = [(random_ids(5 + i, seed=i), n) for i, n in enumerate((40, 3, 40))]
+    jobs = [(random_ids(5 + i, seed=i), n) for i, n in enumerate((16, 2, 16))]
     with gpu_engine(model) as engine:
         sequences = [engine.sequence(ids) for ids, _ in jobs]
         alone = [result_bits(s.fork().decode(n, **options))
@@ -184,7 +184,7 @@ def test_a_row_with_few_steps_ends_the_run_for_all(model):
         operations[1].result()
         num_short = len(replays)
         assert [result_bits(o.result()) for o in operations] == alone
-        assert num_short < len(replays) - 4
+        assert num_short < len(replays) - 2
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -203,9 +203,9 @@ def test_penalty_and_bias_move_on_with_a_run(model, graphs, monkeypatch):
                 record_graphs(runner_of(engine), monkeypatch)
             sequences = [engine.sequence(random_ids(6, seed=i)) for i in range(len(settings))]
             before = waits(engine)
-            alone = sequences[0].fork().decode(12, sampling=settings[0], **options)
+            alone = sequences[0].fork().decode(7, sampling=settings[0], **options)
             count = waits(engine) - before
-            operations = [s.decode_async(12, sampling=sampling, **options)
+            operations = [s.decode_async(7, sampling=sampling, **options)
                           for s, sampling in zip(sequences, settings, strict=True)]
             results.append([result_bits(o.result()) for o in operations])
             assert results[-1][0] == result_bits(alone)
@@ -246,10 +246,10 @@ def test_a_run_makes_way_for_other_work(model):
     with (gpu_engine(model) as engine, engine.sequence(random_ids(5)) as first,
           engine.sequence(random_ids(7)) as second):  # fmt: skip
         alone = [result_bits(s.fork().decode(n, **options))
-                 for s, n in ((first, 40), (second, 2))]
+                 for s, n in ((first, 18), (second, 2))]
         late, before = [], waits(engine)
         at_replay(engine, 2, lambda: late.append(second.decode_async(2, **options)))
-        assert result_bits(first.decode(40, **options)) == alone[0]
+        assert result_bits(first.decode(18, **options)) == alone[0]
         assert result_bits(late[0].result()) == alone[1]
         assert 2 <= waits(engine) - before <= 4
 
@@ -264,7 +264,7 @@ def test_blocks_reserved_for_steps_that_were_not_needed_come_back(model):
             assert [o.result().text for o in operations] == ["Ab.", "Ab."]
             assert engine.stats().num_held_blocks == 2
             assert first.decode(100).text == " Ab."
-            assert first.decode(40, until="eos").stop_reason == "max_tokens"
+            assert len(first.decode(5, until="eos").token_ids) == 5
             engine.check_integrity()
 
 
@@ -344,18 +344,18 @@ class LateDevice:
 @pytest.mark.skipif(DEVICE != "cpu", reason="a device is late by itself")
 def test_a_device_that_works_on_while_the_host_looks(model, monkeypatch):
     """It has its next steps before it has done those it has; few are lost behind an end."""
-    plain = {"max_tokens": 30, "until": "eos", "ignore_eos": True,
+    plain = {"max_tokens": 14, "until": "eos", "ignore_eos": True,
              "sampling": SamplingParams(temperature=1.0, seed=6)}  # fmt: skip
-    text = b"It rains all day long in Dr. Wu's valley. The"
+    text = b"It rains in Dr. Wu's vale. The"
     with gpu_engine(model) as engine, engine.sequence(PROMPT) as sequence:
         wanted = result_bits(sequence.fork().decode(**plain))
         device = LateDevice(engine, monkeypatch)
         with sequence.fork() as fork:
             assert result_bits(fork.decode(**plain)) == wanted
-        assert device.num_idle == 0 and 30 <= device.num_steps <= 33
+        assert device.num_idle == 0 and 14 <= device.num_steps <= 17
         script(engine, text)
         before = waits(engine), device.num_steps
-        assert sequence.decode(60).text == "It rains all day long in Dr. Wu's valley."
+        assert sequence.decode(60).text == "It rains in Dr. Wu's vale."
         assert waits(engine) - before[0] == 2
         num_replay = runner_of(engine).steps_per_replay
         assert device.num_steps - before[1] <= len(text) + 2 * num_replay + 2
