@@ -67,6 +67,63 @@ print("done")
     assert out.stdout.strip() == "done", out.stderr
 
 
+def affinities() -> list[set[int]]:
+    """The cores that each thread of this process may use."""
+    return [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux moves threads")
+def test_late_workers_finish_on_the_callers_core_and_may_go_back():
+    before = os.sched_getaffinity(0)
+    pool = ThreadPool(3)
+    assert pool.num_late == 0
+    pool.sleep_in_workers(30)  # far longer than any run has patience
+    assert pool.num_late == 2
+    assert all(cores == before for cores in affinities())
+    assert pool.count_tasks(3, runs=2000) == [2000] * 3
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_two_threads_on_the_only_core_they_may_use():
+    code = """
+import os
+from flarecore import _C
+pool = _C.testing.ThreadPool(2)
+one = {min(os.sched_getaffinity(0))}
+for thread in os.listdir("/proc/self/task"):
+    os.sched_setaffinity(int(thread), one)
+assert pool.count_tasks(20, runs=200) == [200] * 20
+pool.sleep_in_workers(20)
+assert all(os.sched_getaffinity(int(t)) == one for t in os.listdir("/proc/self/task"))
+print("done")
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert out.stdout.strip() == "done", out.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_a_thread_leaves_a_core_unless_it_has_no_other():
+    allowed = os.sched_getaffinity(0)
+    core = min(allowed)
+    moved = []
+
+    def leave():
+        os.sched_setaffinity(0, {core})
+        assert _C.testing.current_core() == core
+        assert not _C.testing.leave_core(core)
+        os.sched_setaffinity(0, allowed)
+        assert _C.testing.leave_core(core)
+        moved.append(_C.testing.current_core() != core)
+        assert os.sched_getaffinity(0) == allowed
+
+    for _ in range(20):  # the scheduler may have moved it back in between
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+    assert len(moved) == 20
+    assert any(moved) == (len(allowed) > 1)
+
+
 def test_thread_count_is_checked():
     for bad in (0, -1, 5000):
         with pytest.raises(ConfigError, match=str(bad)):

@@ -4,10 +4,12 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include "bindings/bind_kernels_testing.h"
 #include "common/check.h"
+#include "common/cores.h"
 #include "common/thread_pool.h"
 #include "model/packed_matrix.h"
 
@@ -196,13 +198,29 @@ std::vector<int> count_tasks(ThreadPool& pool, int64_t num_tasks, int runs) {
   return counts;
 }
 
+// One run of a task a thread, of which the workers sleep so long: what comes late.
+void sleep_in_workers(ThreadPool& pool, int milliseconds) {
+  std::atomic<int> num_begun{0};
+  py::gil_scoped_release nogil;
+  pool.parallel_for(pool.num_threads(), [&](int64_t, int thread) {
+    // The caller does not take a second task before the workers have theirs.
+    ++num_begun;
+    while (num_begun.load() < pool.num_threads()) std::this_thread::yield();
+    if (thread != 0) std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+  });
+}
+
 }  // namespace
 
 void bind_matrix_testing(py::module_& t) {
   t.def("dequantize", &dequantize_values, py::arg("type"), py::arg("data"), py::arg("num_values"));
+  t.def("current_core", &current_core);
+  t.def("leave_core", &leave_core, py::arg("core"));
   py::class_<ThreadPool>(t, "ThreadPool")
       .def(py::init<int>(), py::arg("num_threads"))
       .def_property_readonly("num_threads", &ThreadPool::num_threads)
+      .def_property_readonly("num_late", &ThreadPool::num_late)
+      .def("sleep_in_workers", &sleep_in_workers, py::arg("milliseconds"))
       .def("count_tasks", &count_tasks, py::arg("num_tasks"), py::arg("runs") = 1);
   py::class_<TestMatrix>(t, "PackedMatrix")
       .def(py::init<const std::string&, const py::buffer&, int64_t, int64_t, const std::string&,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/cores.h"
 
 #ifdef __linux__
 #include <pthread.h>
@@ -24,6 +25,11 @@ namespace {
 // where a core is shared.
 constexpr auto kSpinTime = std::chrono::microseconds(40);
 
+// A wait of this much behind the others is no noise, where it is also longer than their own work.
+constexpr auto kLateAfter = std::chrono::microseconds(100);
+
+using Clock = std::chrono::steady_clock;
+
 void cpu_pause() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -37,13 +43,13 @@ template <typename Done>
 bool spin_until(bool allowed, const Done& done) {
   if (done()) return true;
   if (!allowed) return false;
-  const auto end = std::chrono::steady_clock::now() + kSpinTime;
+  const auto end = Clock::now() + kSpinTime;
   do {
     for (int i = 0; i < 16; ++i) {
       cpu_pause();
       if (done()) return true;
     }
-  } while (std::chrono::steady_clock::now() < end);
+  } while (Clock::now() < end);
   return false;
 }
 
@@ -61,6 +67,13 @@ void watch_forks() {
 
 }  // namespace
 
+// A neighbour that shares a core with a thread takes it away for whole slices of the scheduler, some
+// milliseconds, while a decode step meets some 200 times in 2.5. Two things keep its pace:
+// - A worker that is late inside a task is moved to the caller's core, which has nothing to do but
+//   wait for it, and finishes there at once.
+// - A worker that finds itself on the caller's core leaves it. The scheduler sees no reason to: the
+//   two on one core and the neighbour on the other are as even as it gets.
+//
 // The tasks left to take are one atomic count. A worker takes a task by a compare-exchange that
 // lowers it and reads the job only after that: the job is written only while no task is
 // outstanding, so what it reads belongs to its task, even if it woke late for an earlier run.
@@ -72,10 +85,21 @@ struct ThreadPool::State {
   alignas(64) std::atomic<int> num_sleeping{0};
   std::atomic<bool> caller_sleeps{false};
   std::atomic<bool> stop{false};
+  std::atomic<int64_t> num_late{0};
 
   TaskFn fn = nullptr;
   void* context = nullptr;
   int64_t num_tasks = 0;
+  std::atomic<int> caller_core{-1};
+
+  struct alignas(64) Worker {
+    std::atomic<bool> in_task{false};
+    std::atomic<int64_t> thread_id{0};
+    // The caller's.
+    bool moved = false;
+    AllowedCores cores_before;
+  };
+  std::vector<Worker> workers;  // [t - 1] is thread t; never resized
 
   std::mutex mutex;
   std::condition_variable work_ready, run_done;
@@ -107,6 +131,8 @@ struct ThreadPool::State {
   }
 
   void work(int thread) {
+    Worker& self = workers[static_cast<size_t>(thread - 1)];
+    self.thread_id.store(current_thread_id());
     const auto wanted = [this] { return has_work() || stop.load(std::memory_order_relaxed); };
     while (!stop.load(std::memory_order_relaxed)) {
       if (!spin_until(may_spin, wanted)) {
@@ -117,7 +143,11 @@ struct ThreadPool::State {
         work_ready.wait(lock, [this] { return num_left.load() != 0 || stop; });
         num_sleeping.fetch_sub(1);
       }
+      if (!has_work()) continue;
+      leave_core(caller_core.load(std::memory_order_relaxed));
+      self.in_task.store(true);
       drain(thread);
+      self.in_task.store(false);
     }
   }
 
@@ -125,6 +155,7 @@ struct ThreadPool::State {
     fn = task_fn;
     context = task_context;
     num_tasks = count;
+    caller_core.store(current_core(), std::memory_order_relaxed);
     num_done.store(0, std::memory_order_relaxed);
     num_left.store(count);
     if (num_sleeping.load() > 0) {
@@ -138,17 +169,40 @@ struct ThreadPool::State {
   }
 
   // Other threads may still be inside their last task.
-  void wait_done(int64_t count) {
+  void wait_done(int64_t count, Clock::time_point begin) {
     const auto finished = [this, count] {
       return num_done.load(std::memory_order_acquire) == count;
     };
+    const auto drained = Clock::now();
     if (spin_until(may_spin, finished)) return;
+    const auto patience = std::max<Clock::duration>(2 * (drained - begin), kLateAfter);
     caller_sleeps.store(true);
     {
+      const auto done = [this, count] { return num_done.load() == count; };
       std::unique_lock<std::mutex> lock(mutex);
-      run_done.wait(lock, [this, count] { return num_done.load() == count; });
+      if (!run_done.wait_until(lock, drained + patience, done)) {
+        move_late_workers();
+        run_done.wait(lock, done);
+        release_late_workers();
+      }
     }
     caller_sleeps.store(false, std::memory_order_relaxed);
+  }
+
+  void move_late_workers() {
+    const int core = current_core();
+    for (Worker& worker : workers) {
+      if (!worker.in_task.load()) continue;
+      worker.moved = move_thread(worker.thread_id.load(), core, &worker.cores_before);
+      if (worker.moved) num_late.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  void release_late_workers() {
+    for (Worker& worker : workers) {
+      if (worker.moved) allow_cores(worker.thread_id.load(), worker.cores_before);
+      worker.moved = false;
+    }
   }
 
   bool is_forked_child() const {
@@ -164,6 +218,7 @@ ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
   // More threads than cores: a spinning thread would hold up the one that it waits for.
   state_->may_spin = num_threads <= usable_num_threads();
   state_->fork_count_at_start = fork_count.load(std::memory_order_relaxed);
+  state_->workers = std::vector<State::Worker>(static_cast<size_t>(num_threads - 1));
   state_->threads.reserve(static_cast<size_t>(num_threads - 1));
   State* state = state_.get();
   for (int t = 1; t < num_threads; ++t) {
@@ -188,6 +243,8 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::num_threads() const { return state_->num_threads; }
 
+int64_t ThreadPool::num_late() const { return state_->num_late.load(std::memory_order_relaxed); }
+
 void ThreadPool::run(int64_t num_tasks, void (*fn)(void* context, int64_t task, int thread),
                      void* context) {
   if (num_tasks <= 0) return;
@@ -195,9 +252,10 @@ void ThreadPool::run(int64_t num_tasks, void (*fn)(void* context, int64_t task, 
     for (int64_t task = 0; task < num_tasks; ++task) fn(context, task, 0);
     return;
   }
+  const auto begin = Clock::now();
   state_->publish(num_tasks, fn, context);
   state_->drain(0);
-  state_->wait_done(num_tasks);
+  state_->wait_done(num_tasks, begin);
 }
 
 }  // namespace flarecore
