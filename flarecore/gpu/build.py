@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flarecore.errors import ConfigError
+from flarecore.gpu.adjustments import Adjuster
 from flarecore.gpu.decode_run import DecodeRunner
 from flarecore.gpu.device import open_device
+from flarecore.gpu.device_ops import choose_ops
 from flarecore.gpu.engine import Core, EngineSetup
 from flarecore.gpu.forward import Forward, KvTensors
 from flarecore.gpu.fused_sampler import choose_sampler
@@ -80,8 +82,9 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
     kv_dtype = _kv_dtype(compute, device)
     block_bytes = (2 * shape.num_layers * shape.kv_size * BLOCK_TOKENS * kv_dtype.itemsize)
     num_blocks = _num_blocks(kv_cache_bytes, block_bytes, shape, device)
+    ops = choose_ops(options, device)
     try:
-        kv = KvTensors(shape, num_blocks, kv_dtype, device)
+        kv = KvTensors(shape, num_blocks, kv_dtype, device, ops)
     except RuntimeError as error:
         raise ConfigError(f"the KV cache of {num_blocks * block_bytes} bytes does not fit into the "
                           f"device's memory; pass a smaller kv_cache_bytes ({error})") from None
@@ -90,7 +93,8 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
     tokenizer = model.tokenizer
     token_flags = token_flags_table(tokenizer.token_table, sorted(tokenizer.eos_token_ids), device)
     fused = choose_sampler(sampler, token_flags, options.max_batch_rows)
-    row_sampler = RowSampler(fused, device, use_reference=sampler == "reference")
+    adjuster = Adjuster(ops, options.max_batch_rows, shape.vocab_size, device)
+    row_sampler = RowSampler(fused, device, adjuster, use_reference=sampler == "reference")
     runner = DecodeRunner(forward, fused, steps_per_replay=options.steps_per_replay,
                           use_graphs=options.graphs and device.type == "cuda")
     stepper = Stepper(forward, row_sampler, runner, is_deterministic=deterministic)

@@ -58,7 +58,7 @@ class Core:
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
-        self._cache = KvCache(setup.num_blocks, setup.stepper.copy_block)
+        self._cache = KvCache(setup.num_blocks, setup.stepper.copy_blocks)
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)  # work for the worker

@@ -7,6 +7,7 @@ and prefill rows, which only leave their keys and values behind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from flarecore.gpu.device import load_kernels
+from flarecore.gpu.device_ops import BlockCopy, DeviceOps
 from flarecore.gpu.kv_cache import BLOCK_TOKENS
 from flarecore.gpu.products import float32_product, multiply, padded_rows
 from flarecore.gpu.shape import DecoderShape
@@ -30,16 +32,17 @@ class KvTensors:
     """
 
     def __init__(self, shape: DecoderShape, num_blocks: int, dtype: torch.dtype,
-                 device: torch.device) -> None:
+                 device: torch.device, ops: DeviceOps) -> None:
+        self.ops = ops
         self.all = torch.zeros(
             (shape.num_layers, 2, num_blocks + 1, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim),
             dtype=dtype, device=device)
         self.scratch_block = num_blocks
         self.layers = [(layer[0], layer[1]) for layer in self.all]
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Every layer's keys and values of one block, in stream order."""
-        self.all[:, :, target].copy_(self.all[:, :, source])
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Every layer's keys and values, in stream order."""
+        self.ops.copy_blocks(self.all, copies)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Rows:
         (num_sequences, width) int32.
     query_begin
         (num_sequences + 1,) int32.
+    logit_rows
+        (n,) int32: the rows whose logits are wanted, in ascending order; None: all.
     max_query_rows, max_context
         Most rows of a sequence, and tokens of context to provide for: they fix the grid only.
     """
@@ -65,6 +70,7 @@ class Rows:
     query_begin: torch.Tensor
     max_query_rows: int
     max_context: int
+    logit_rows: torch.Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -149,15 +155,22 @@ class Forward:
         return workspace
 
     def decode(self, rows: Rows, *, with_logits: bool = True) -> torch.Tensor:
-        """(num_rows, vocab) float32 logits of decode rows, valid until the next pass."""
+        """(n, vocab) float32 logits of the rows that want them, valid until the next pass."""
         padded = -(-rows.num_rows // self.row_tile) * self.row_tile
         self._layers(rows, padded, self.row_tile, is_prefill=False)
-        logits = self._logits[: rows.num_rows]
-        if with_logits:
-            buffers = self._buffers
-            multiply(buffers.normed[:padded], self.weights.head, self._logits[:padded],
-                     self.row_tile, self._float_product)
-        return logits
+        if not with_logits:
+            return self._logits[:0]
+        hidden, num_rows = self._buffers.normed, rows.num_rows
+        if rows.logit_rows is not None:
+            # The product with the vocabulary is the largest: no tile of it for rows nobody reads.
+            num_rows = rows.logit_rows.shape[0]
+            padded = -(-num_rows // self.row_tile) * self.row_tile
+            hidden = self._buffers.gathered
+            self.kv.ops.gather_rows(self._buffers.normed[: rows.num_rows], rows.logit_rows,
+                                    hidden[:num_rows])
+        multiply(hidden[:padded], self.weights.head, self._logits[:padded], self.row_tile,
+                 self._float_product)
+        return self._logits[:num_rows]
 
     def prefill(self, rows: Rows) -> None:
         """Leaves the keys and values of prefill rows of one sequence in the cache."""

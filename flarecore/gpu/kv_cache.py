@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from flarecore.errors import FlarecoreError, OutOfBlocksError
 from flarecore.gpu.block_pool import BlockPool, PrefixKey
+from flarecore.gpu.device_ops import BlockCopy
 
 __all__ = ["BLOCK_TOKENS", "KvCache", "KvSequence"]
 
@@ -39,12 +40,12 @@ def blocks_for(num_tokens: int) -> int:
 
 
 class KvCache:
-    """Bookkeeping over `num_blocks` blocks; `copy_block(source, target)` copies one on the device.
-    """
+    """Bookkeeping over `num_blocks` blocks; `copy_blocks` copies them on the device."""
 
-    def __init__(self, num_blocks: int, copy_block: Callable[[int, int], None]) -> None:
+    def __init__(self, num_blocks: int,
+                 copy_blocks: Callable[[Sequence[BlockCopy]], None]) -> None:
         self.pool = BlockPool(num_blocks)
-        self._copy_block = copy_block
+        self._copy_blocks = copy_blocks
         self._open: set[KvSequence] = set()
 
     def open(self, sequence: KvSequence) -> None:
@@ -101,7 +102,9 @@ class KvCache:
         if copies:
             old = blocks[first_written]
             blocks[first_written] = pool.allocate()
-            self._copy_block(old, blocks[first_written])
+            # What is behind the computed tokens is written before it is read: not copied.
+            kept = sequence.num_computed % BLOCK_TOKENS
+            self._copy_blocks([BlockCopy(old, old, blocks[first_written], 0, kept)])
             pool.release(old)
         elif first_written < len(blocks):
             # Its contents are about to differ from what the tree promises.

@@ -14,6 +14,7 @@ decode counts as not computed, so that speculation and runs leave the same keys 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -194,7 +195,7 @@ class GpuOperation(Pending):
         part.row_ids = fed[begin:end]
         part.row_requests = [
             RowRequest(p, settings, fed[: p + 1] if settings.adjusts_logits else ())
-            for p in range(begin, end)]
+            for p in range(max(begin, num_tokens - 1), end)]  # what comes next is known before
 
     def _run_steps(self, cache: KvCache, num_tokens: int, num_sampled: int,
                    limits: StepLimits) -> int:
@@ -220,6 +221,11 @@ class GpuOperation(Pending):
             raise FlarecoreError(INVALID_LOGITS)
         return rows
 
+    def _valid_one_by_one(self, rows: list[Sampled]) -> Iterator[Sampled]:
+        """What lies behind the last one taken does not matter."""
+        for index in range(len(rows)):
+            yield self._valid(rows[index : index + 1])[0]
+
     def _take_run(self, part: StepPart, run: RunResult) -> None:
         begin = len(self._tokens) - 1
         sampled = list(zip(run.token_ids, run.probs, strict=True))
@@ -239,14 +245,12 @@ class GpuOperation(Pending):
     def _take_rows(self, part: StepPart, rows: list[Sampled]) -> None:
         """Rows of a verification: as many as their proposal was right, and one."""
         num_tokens = len(self._tokens)
-        begin = part.row_requests[0].position
-        proposed = max(0, begin + len(rows) - num_tokens)
+        proposed = len(rows) - 1
         accepted = 0
-        for row in range(num_tokens - 1 - begin, len(rows)):
-            self._valid(rows[row : row + 1])
-            is_over = self._take(rows[row])
-            part.computed = begin + row + 1
-            was_right = row + 1 < len(rows) and part.row_ids[row + 1] == rows[row][0]
+        for row, sampled in enumerate(self._valid_one_by_one(rows)):
+            is_over = self._take(sampled)
+            part.computed = num_tokens + row
+            was_right = row < proposed and part.row_ids[part.num_unread + row + 1] == sampled[0]
             accepted += was_right
             if is_over or not was_right:
                 break

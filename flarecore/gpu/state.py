@@ -75,7 +75,10 @@ class StepLimits:
 
 @dataclass
 class StepPart:
-    """One operation's share of a step: prefill rows, then decode rows or a run of steps."""
+    """One operation's share of a step: prefill rows, then decode rows or a run of steps.
+
+    The last decode rows are sampled or scored, one for each of `row_requests`.
+    """
 
     operation: GpuOperation
     position: int  # of the first row
@@ -89,6 +92,16 @@ class StepPart:
     @property
     def num_rows(self) -> int:
         return len(self.prefill_ids) + len(self.row_ids)
+
+    @property
+    def row_position(self) -> int:
+        """Of the first decode row."""
+        return self.position + len(self.prefill_ids)
+
+    @property
+    def num_unread(self) -> int:
+        """Decode rows before those that are sampled or scored."""
+        return len(self.row_ids) - len(self.row_requests)
 
 
 def check_request(sequence: SequenceState, request: OperationRequest, vocab_size: int,

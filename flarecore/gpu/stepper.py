@@ -23,31 +23,44 @@ _interpreter_lock = threading.Lock()
 
 
 def make_rows(
-    segments: Sequence[tuple[int, Sequence[int], Sequence[int]]], forward: Forward
+    segments: Sequence[tuple[int, Sequence[int], Sequence[int]]], forward: Forward,
+    num_unread: Sequence[int] = ()
 ) -> Rows:
-    """Rows on the device of (position of the first token, token ids, blocks) per sequence."""
+    """Rows on the device of (position of the first token, token ids, blocks) per sequence.
+
+    `num_unread`: how many rows of each come before those whose logits are wanted.
+    """
     counts = [len(ids) for _, ids, _ in segments]
     num_rows, num_sequences = sum(counts), len(segments)
     width = max(len(blocks) for _, _, blocks in segments)
     fields = Mirrored({
         "token_ids": (np.int32, (num_rows,)), "positions": (np.int32, (num_rows,)),
         "table_rows": (np.int32, (num_rows,)), "query_begin": (np.int32, (num_sequences + 1,)),
-        "block_table": (np.int32, (num_sequences, width))}, forward.device)
+        "block_table": (np.int32, (num_sequences, width)),
+        "logit_rows": (np.int32, (num_rows - sum(num_unread),))}, forward.device)
     host = fields.host
     host["query_begin"][1:] = np.cumsum(counts)
     host["block_table"][:] = -1
     begin = 0
+    wanted: list[int] = []
     for index, (position, ids, blocks) in enumerate(segments):
         rows = slice(begin, begin + len(ids))
+        if num_unread:
+            wanted += range(begin + num_unread[index], begin + len(ids))
         host["token_ids"][rows] = ids
         host["positions"][rows] = np.arange(position, position + len(ids))
         host["table_rows"][rows] = index
         host["block_table"][index, : len(blocks)] = blocks
         begin += len(ids)
+    is_gathered = len(wanted) < num_rows and bool(num_unread)
+    if is_gathered:
+        host["logit_rows"][:] = wanted
     fields.upload()
+    logit_rows = fields.device.pop("logit_rows")
     longest = max(position + len(ids) for position, ids, _ in segments)
     return Rows(**fields.device, max_query_rows=max(counts),
-                max_context=forward.context_bucket(longest))
+                max_context=forward.context_bucket(longest),
+                logit_rows=logit_rows if is_gathered else None)
 
 
 class Stepper:
@@ -64,7 +77,7 @@ class Stepper:
         self.forward = forward
         self.runner = runner
         self.sampler = sampler
-        self.copy_block = forward.kv.copy_block
+        self.copy_blocks = forward.kv.copy_blocks
         self._is_deterministic = is_deterministic
         self._is_cuda = forward.device.type == "cuda"
         self._stream: Any = None
@@ -84,7 +97,7 @@ class Stepper:
                 yield
 
     def step(self, parts: Sequence[StepPart]) -> list[tuple[list[Sampled], RunResult | None]]:
-        """Sampled or scored rows, and the run, of each part; the first ones of `row_requests`."""
+        """Sampled or scored rows, and the run, of each part."""
         with contextlib.nullcontext() if self._is_cuda else _interpreter_lock:
             for part in parts:
                 if part.prefill_ids:
@@ -112,9 +125,13 @@ class Stepper:
         """Queues the pass; what is returned reads its results after a synchronise."""
         if not parts:
             return dict
-        rows = make_rows([(part.row_requests[0].position, part.row_ids,
-                           part.operation.sequence.kv.blocks) for part in parts], self.forward)
+        rows = make_rows(
+            [(part.row_position, part.row_ids, part.operation.sequence.kv.blocks)
+             for part in parts], self.forward, [part.num_unread for part in parts])
         requests = [request for part in parts for request in part.row_requests]
+        if not requests:  # nothing but held tokens whose keys and values were missing
+            self.forward.decode(rows, with_logits=False)
+            return dict
         logits = self.forward.decode(rows)
         state = self.sampler.launch(logits, requests)
 
@@ -122,8 +139,8 @@ class Stepper:
             sampled = self.sampler.results(state, logits, requests)
             out, begin = {}, 0
             for part in parts:
-                out[id(part)] = sampled[begin : begin + len(part.row_ids)]
-                begin += len(part.row_ids)
+                out[id(part)] = sampled[begin : begin + len(part.row_requests)]
+                begin += len(part.row_requests)
             return out
 
         return finish
