@@ -5,8 +5,8 @@ Layout, little-endian: 8 bytes ``FLAREPKV``, uint32 format version, uint32 heade
 (int64: first id, number of ids) and passages (int64: head, first id, number of ids, offset of the
 blocks, their size in bytes, their CRC-32); each begins at a multiple of 64. The blocks of a passage
 begin at a multiple of 4096. The header names what the bits depend on: the model (SHA-256 of its
-file), compute mode, CPU level and shape of the blocks. A passage is found by its own ids and those
-of the head, which say all that a template does.
+file), compute mode, CPU level or GPU, and shape of the blocks. A passage is found by its own ids
+and those of the head, which say all that a template does.
 
 Header and tables are checked when a file is opened, blocks when they are first used.
 """
@@ -18,8 +18,9 @@ import json
 import os
 import struct
 import threading
+import weakref
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,9 @@ class PassageKvFile:
         self._mapped = mapped
         self._tables = tables
         self._lock = threading.Lock()
-        self._loaded: dict[int, PassageKv] = {}
+        self.is_mapped = engine.model.device == "cpu"  # else blocks are copied to the device
+        self._loaded: MutableMapping[int, PassageKv] = (
+            {} if self.is_mapped else weakref.WeakValueDictionary())
         heads = [self._ids(begin, size).tobytes() for begin, size in tables["heads"].tolist()]
         self._rows = {
             (heads[row[0]], self._ids(row[1], row[2]).tobytes()): n
@@ -74,13 +77,13 @@ class PassageKvFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], engine: Engine) -> PassageKvFile:
-        """Maps a file that was written with the same model, compute mode and CPU level.
+        """Maps a file that was written with the same model, compute mode and CPU level or GPU.
 
         Raises
         ------
         PassageFileError
             The file is missing, damaged, hostile, of another version, or belongs to another model,
-            compute mode or CPU level; the message says which.
+            compute mode, CPU level or GPU; the message says which.
         """
         where = os.fspath(path)
         try:
@@ -107,22 +110,30 @@ class PassageKvFile:
                 f"passage file {os.fspath(path)}: cannot be written: {error}") from None
 
     def find(self, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv | None:
-        """A passage, its blocks where they are mapped; None if the file has it not.
+        """A passage, its blocks where they are mapped (a GPU engine copies them); None if the file
+        has it not.
 
         Raises
         ------
         PassageFileError
             Its blocks are damaged.
         """
+        return self._find(head_ids, token_ids)[0]
+
+    def _find(self, head_ids: Sequence[int],
+              token_ids: Sequence[int]) -> tuple[PassageKv | None, bool]:
+        """The passage, and whether it was loaded just now."""
         key = (np.asarray(head_ids, "<i4").tobytes(), np.asarray(token_ids, "<i4").tobytes())
         row = self._rows.get(key)
         if row is None:
-            return None
+            return None, False
         with self._lock:
-            if row not in self._loaded:
-                self._loaded[row] = self._load(row, head_ids, token_ids)
-                self.num_loaded += 1
-            return self._loaded[row]
+            passage = self._loaded.get(row)
+            if passage is not None:
+                return passage, False
+            passage = self._loaded[row] = self._load(row, head_ids, token_ids)
+            self.num_loaded += 1
+            return passage, True
 
     def passages(self) -> list[PassageKv]:
         """All passages of the file, checked."""
@@ -150,7 +161,8 @@ def _key_of(engine: Engine) -> dict[str, Any]:
     """What the bits of a passage's K and V depend on, besides its ids."""
     config = engine.model.config
     return {
-        "model": engine.model.fingerprint, "compute": engine.compute, "isa": _C.cpu_isa(),
+        "model": engine.model.fingerprint, "compute": engine.compute,
+        "isa": _C.cpu_isa() if engine.model.device == "cpu" else engine._native.level,
         "num_layers": config.num_layers, "num_kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim, "block_size_bytes": engine.stats().block_size_bytes}
 

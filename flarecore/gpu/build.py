@@ -64,9 +64,21 @@ def _num_blocks(kv_cache_bytes: int | None, block_bytes: int, shape: DecoderShap
     return kv_cache_bytes // block_bytes
 
 
-def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampler: str,
-                max_batch_tokens: int, deterministic: bool, options: GpuOptions) -> GpuEngine:
+def _level_of(device: torch.device) -> str:
+    """What the bits of keys and values depend on besides model and compute mode."""
+    if device.type != "cuda":
+        return "interpreter"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"cuda sm_{major}{minor}, torch {torch.__version__}"
+
+
+def make_engine(model: Model, *, kv_cache_bytes: int | None, passage_cache_bytes: int | None,
+                compute: str, sampler: str, max_batch_tokens: int, deterministic: bool,
+                options: GpuOptions) -> GpuEngine:
     """The GPU counterpart of ``_C.Engine(...)``.
+
+    Blocks for passages are allocated with those of the cache and are no others: what no passage
+    holds serves the sequences.
 
     Raises
     ------
@@ -82,12 +94,16 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
     kv_dtype = _kv_dtype(compute, device)
     block_bytes = (2 * shape.num_layers * shape.kv_size * BLOCK_TOKENS * kv_dtype.itemsize)
     num_blocks = _num_blocks(kv_cache_bytes, block_bytes, shape, device)
+    if passage_cache_bytes is None:
+        passage_cache_bytes = num_blocks * block_bytes // 4
+    num_blocks += passage_cache_bytes // block_bytes
     ops = choose_ops(options, device)
     try:
         kv = KvTensors(shape, num_blocks, kv_dtype, device, ops)
     except RuntimeError as error:
-        raise ConfigError(f"the KV cache of {num_blocks * block_bytes} bytes does not fit into the "
-                          f"device's memory; pass a smaller kv_cache_bytes ({error})") from None
+        raise ConfigError(
+            f"the KV cache of {num_blocks * block_bytes} bytes does not fit into the device's "
+            f"memory; pass a smaller kv_cache_bytes or passage_cache_bytes ({error})") from None
     forward = Forward(shape, weights, kv, row_tile=options.row_tile,
                       max_decode_rows=options.max_batch_rows, max_prefill_rows=max_batch_tokens)
     tokenizer = model.tokenizer
@@ -106,4 +122,4 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
                           decode_rows=min(_PROPOSAL_ROWS, options.max_batch_rows),
                           run_steps=options.steps_per_replay, can_run=sampler != "reference"),
         max_decode_rows=options.max_batch_rows))
-    return GpuEngine(core, shape.vocab_size)
+    return GpuEngine(core, shape.vocab_size, passage_cache_bytes, _level_of(device))

@@ -20,6 +20,7 @@ from flarecore.gpu.forward import Forward, Rows
 from flarecore.gpu.fused_sampler import FusedSampler
 from flarecore.gpu.kv_cache import blocks_for
 from flarecore.gpu.mirrored import Mirrored
+from flarecore.gpu.passages import PassageView, bucket_width, fill_table, table_fields
 from flarecore.gpu.row_sampling import RowSettings, fill_settings, state_fields, state_of
 
 __all__ = ["DecodeRunner", "RunRequest", "RunResult"]
@@ -34,6 +35,7 @@ class RunRequest:
     blocks: Sequence[int]
     num_steps: int
     settings: RowSettings
+    view: PassageView | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class _Bucket:
         self.table = Mirrored({"blocks": (np.int32, (num_rows, width))}, device)
         self.table_rows = torch.arange(num_rows, dtype=torch.int32, device=device)
         self.query_begin = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
-        self.graphs: dict[tuple[int, bool, int], Any] = {}
+        self.passages: dict[int, Mirrored] = {}  # by width of the table
+        self.graphs: dict[tuple[int, bool, int, int], Any] = {}
         self._scratch_block = forward.kv.scratch_block
         host = self.fields.host
         for row in range(num_rows):
@@ -84,9 +87,22 @@ class _Bucket:
         host["num_sampled"][row] = capacity - request.num_steps
         self.table.host["blocks"][row, : len(request.blocks)] = request.blocks
 
-    def rows(self, max_context: int) -> Rows:
+    def set_views(self, width: int, views: Sequence[PassageView | None]) -> None:
+        """What the rows reserve and see; rows behind them nothing."""
+        if width:
+            if width not in self.passages:
+                fields = table_fields(self.num_rows, width)
+                self.passages[width] = Mirrored(fields, self.table_rows.device)
+            fill_table(self.passages[width], views)
+            self.passages[width].upload()
+
+    def rows(self, max_context: int, width: int) -> Rows:
+        passages = None
+        if width:
+            passages = load_kernels().attention.PassageTable(**self.passages[width].device)
         return Rows(self.state.tokens, self.state.positions, self.table_rows,
-                    self.table.device["blocks"], self.query_begin, 1, max_context)
+                    self.table.device["blocks"], self.query_begin, 1, max_context,
+                    passages=passages)
 
 
 class DecodeRunner:
@@ -131,9 +147,12 @@ class DecodeRunner:
         filters = any(request.settings.has_filters for request in requests)
         context = self._forward.context_bucket(
             max(request.position + request.num_steps for request in requests))
+        views = [request.view for request in requests]
+        width = bucket_width(views)
         steps = self._graph_steps(most) if self.use_graphs else most
-        graph = self._graph(bucket, steps, filters, context) if self.use_graphs else None
+        graph = self._graph(bucket, steps, filters, context, width) if self.use_graphs else None
         bucket.clear()
+        bucket.set_views(width, views)
         for row, request in enumerate(requests):
             bucket.fill(row, request, self.steps_per_replay)
         bucket.fields.upload()
@@ -143,7 +162,7 @@ class DecodeRunner:
             self.num_replays += 1
         else:
             for _ in range(steps):
-                self._step(bucket, filters, context)
+                self._step(bucket, filters, context, width)
         bucket.fields.download()
         return bucket
 
@@ -165,26 +184,28 @@ class DecodeRunner:
         return next((steps for steps in (1, self.steps_per_replay // 2) if steps >= most),
                     self.steps_per_replay)
 
-    def _step(self, bucket: _Bucket, filters: bool, context: int) -> None:
-        logits = self._forward.decode(bucket.rows(context))
+    def _step(self, bucket: _Bucket, filters: bool, context: int, width: int) -> None:
+        logits = self._forward.decode(bucket.rows(context, width))
         self._sampler(logits, bucket.state, filters=filters)
 
-    def _graph(self, bucket: _Bucket, steps: int, filters: bool, context: int) -> Any:
-        key = (steps, filters, context)
+    def _graph(self, bucket: _Bucket, steps: int, filters: bool, context: int,
+               width: int) -> Any:
+        key = (steps, filters, context, width)
         graph = bucket.graphs.get(key)
         if graph is not None:
             return graph
         # Padding rows change nothing, so everything can be compiled and captured over them.
         bucket.clear()
+        bucket.set_views(width, ())
         bucket.fields.upload()
         bucket.table.upload()
-        self._step(bucket, filters, context)
+        self._step(bucket, filters, context, width)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: only this one's calls are watched.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             for _ in range(steps):
-                self._step(bucket, filters, context)
+                self._step(bucket, filters, context, width)
         self._pool = graph.pool()
         self.num_captures += 1
         bucket.graphs[key] = graph

@@ -12,30 +12,48 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from flarecore import _C
 from flarecore.errors import (
     CancelledError,
     ConfigError,
+    ContextOverflowError,
     FlarecoreError,
+    PassageFileError,
     SequenceBusyError,
     UnsupportedError,
 )
-from flarecore.gpu.kv_cache import KvCache, KvSequence
+from flarecore.gpu.kv_cache import KvCache, KvSequence, blocks_for
 from flarecore.gpu.operation import GpuOperation
+from flarecore.gpu.passages import GpuPassage, PassageBlocks
 from flarecore.gpu.state import (
     HeldTokens,
     OperationRequest,
     SequenceState,
     StepLimits,
     StepPart,
+    check_ids,
     check_request,
 )
 from flarecore.gpu.stepper import Stepper
 
 __all__ = ["Core", "EngineSetup"]
+
+
+class _Job:
+    """Something for the worker to do between two steps, and what came of it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.is_done = threading.Event()
+        self.result: Any = None
+        self.error: FlarecoreError | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,8 @@ class Core:
         self._running: list[GpuOperation] = []
         self._completed: list[GpuOperation] = []
         # What was garbage collected, maybe inside a critical section: closed when it is safe.
-        self._dropped: deque[SequenceState | KvSequence] = deque()
+        self._dropped: deque[SequenceState | KvSequence | PassageBlocks] = deque()
+        self._jobs: deque[_Job] = deque()
         self._is_stopping = False
         self._num_sequences = 0
         self._num_steps = 0
@@ -99,13 +118,24 @@ class Core:
         if threading.current_thread() is not self._worker:
             self._worker.join()
 
-    def drop(self, owned: SequenceState | KvSequence) -> None:
+    @property
+    def block_size_bytes(self) -> int:
+        return self._setup.block_size_bytes
+
+    def drop(self, owned: SequenceState | KvSequence | PassageBlocks) -> None:
         """Closes it later: from destructors, which may run anywhere."""
         self._dropped.append(owned)
 
-    def open_sequence(self) -> SequenceState:
+    def open_sequence(self, num_head: int, num_reserved: int) -> SequenceState:
+        context = self._setup.context_length
+        if num_head + num_reserved >= context:
+            raise ContextOverflowError(
+                f"a head of {num_head} tokens and {num_reserved} reserved positions leave no room "
+                f"in the context of {context} tokens")
         with self.locked():
-            return self._new_sequence()
+            sequence = self._new_sequence()
+            sequence.kv.num_head, sequence.kv.num_reserved = num_head, num_reserved
+            return sequence
 
     def close(self, sequence: SequenceState) -> None:
         """Cancels its operation, waits for its end and gives the blocks back."""
@@ -133,6 +163,11 @@ class Core:
             if not 0 <= num_tokens <= size:
                 raise ConfigError(
                     f"cannot truncate to {num_tokens} tokens; the sequence has {size}")
+            num_head = sequence.kv.num_head
+            if sequence.kv.passages and num_tokens < num_head:
+                raise ConfigError(
+                    f"cannot truncate to {num_tokens} tokens, inside the head of {num_head} tokens "
+                    "that the attached passages belong to; detach them first")
             if num_tokens < size:
                 del sequence.tokens[num_tokens:]
                 sequence.held = HeldTokens()
@@ -160,12 +195,79 @@ class Core:
         with self.locked():
             self._check_usable(sequence)
             check_request(sequence, request, self._setup.vocab_size, self._setup.context_length)
-            operation = GpuOperation(sequence, request, self._setup.model,
-                                     self._setup.context_length)
-            sequence.operation = operation
-            self._running.append(operation)
-            self._wake.notify_all()
-            return operation
+            return self._start(sequence, request)
+
+    def encode(self, sequence: SequenceState, request: OperationRequest) -> GpuOperation:
+        """Starts a passage behind the head of a sequence, which stays as it is."""
+        with self.locked():
+            self._check_usable(sequence)
+            check_ids(request.token_ids, self._setup.vocab_size)
+            kv, size = sequence.kv, len(request.token_ids)
+            if not 1 <= size <= kv.num_reserved:
+                raise ConfigError(f"a passage of {size} tokens; the sequence reserves positions "
+                                  f"for 1 to {kv.num_reserved} (num_reserved)")
+            self._check_head(sequence, "encoded")
+            alone = SequenceState(sequence.tokens[: kv.num_head])
+            self._cache.open(alone.kv)
+            self._cache.fork(kv, alone.kv)
+            self._cache.truncate(alone.kv, kv.num_head)
+            self._cache.attach(alone.kv, (), 0)
+            # The passage follows the head at once, and its copy is what others share.
+            alone.kv.num_head, alone.kv.num_reserved, alone.kv.private_from = 0, 0, kv.num_head
+            return self._start(alone, request)
+
+    def attach(self, sequence: SequenceState, passages: Sequence[PassageBlocks],
+               sees_from: int) -> None:
+        """Lets tokens see these passages and no others."""
+        with self.locked():
+            self._check_usable(sequence)
+            kv = sequence.kv
+            if passages:
+                if not kv.num_reserved:
+                    raise ConfigError("the sequence reserves no positions for passages; open it "
+                                      "with num_head_tokens and num_reserved")
+                self._check_head(sequence, "attached")
+                if sees_from < kv.num_head:
+                    raise ConfigError(f"from_token must be at least {kv.num_head} (tokens of the "
+                                      f"head), got {sees_from}")
+            for passage in passages:
+                if list(passage.head) != sequence.tokens[: kv.num_head]:
+                    raise ConfigError(
+                        "the passage was encoded behind another head than the sequence has")
+                if len(passage.tokens) > kv.num_reserved:
+                    raise ConfigError(
+                        f"a passage of {len(passage.tokens)} tokens; the sequence reserves "
+                        f"{kv.num_reserved} positions (num_reserved)")
+            if self._cache.attach(kv, passages, sees_from):
+                sequence.held = HeldTokens()
+
+    def load_passage(self, head: Sequence[int], tokens: Sequence[int],
+                     data: npt.NDArray[np.uint8]) -> PassageBlocks:
+        """A passage whose blocks are there already, as :meth:`read_passage` gave them."""
+        for ids in (head, tokens):
+            check_ids(ids, self._setup.vocab_size)
+        size = blocks_for(len(tokens)) * self.block_size_bytes
+        if not len(tokens) or data.size != size:
+            raise PassageFileError(
+                f"a passage of {len(tokens)} tokens takes {size} bytes, got {data.size}")
+        with self.locked():
+            passage = self._cache.new_passage(head, tokens)
+        try:
+            self._call(lambda: self._setup.stepper.forward.kv.write_blocks(passage.blocks, data))
+        except BaseException:
+            self.drop(passage)
+            raise
+        return passage
+
+    def read_passage(self, passage: PassageBlocks) -> npt.NDArray[np.uint8]:
+        """(size_bytes,) the bytes of its blocks."""
+        kv = self._setup.stepper.forward.kv
+        values: npt.NDArray[np.uint8] = self._call(lambda: kv.read_blocks(passage.blocks))
+        return values
+
+    def is_attached(self, passage: PassageBlocks) -> bool:
+        with self._lock:
+            return self._cache.is_attached(passage)
 
     def check_integrity(self) -> None:
         with self.locked():
@@ -181,7 +283,33 @@ class Core:
                     "num_sequences": self._num_sequences, "num_steps": self._num_steps,
                     "num_rows": self._num_rows}
 
+    def _call(self, function: Callable[[], Any]) -> Any:
+        """Runs it in the order of the worker's stream, before its next step."""
+        if threading.current_thread() is self._worker:
+            return function()
+        job = _Job(function)
+        with self.locked():
+            self._jobs.append(job)
+            self._wake.notify_all()
+        job.is_done.wait()
+        if job.error is not None:
+            raise job.error
+        return job.result
+
     # --- under the lock ---
+
+    def _start(self, sequence: SequenceState, request: OperationRequest) -> GpuOperation:
+        operation = GpuOperation(sequence, request, self._setup.model, self._setup.context_length)
+        sequence.operation = operation
+        self._running.append(operation)
+        self._wake.notify_all()
+        return operation
+
+    def _check_head(self, sequence: SequenceState, what: str) -> None:
+        num_head, size = sequence.kv.num_head, len(sequence.tokens)
+        if num_head > size:
+            raise ConfigError(f"the sequence has {size} tokens, its head {num_head}; extend it "
+                              f"before passages are {what}")
 
     def _new_sequence(self) -> SequenceState:
         sequence = SequenceState()
@@ -200,6 +328,8 @@ class Core:
             owned = self._dropped.popleft()
             if isinstance(owned, KvSequence):
                 self._cache.close(owned)
+            elif isinstance(owned, PassageBlocks):
+                self._cache.release_passage(owned)
             elif owned.operation is not None:
                 owned.operation.cancel()
                 self._dropped.append(owned)  # closed when that has ended
@@ -219,8 +349,9 @@ class Core:
         with self._setup.stepper.stream():
             while True:
                 with self._lock:
-                    while not (self._is_stopping or self._running):
+                    while not (self._is_stopping or self._running or self._jobs):
                         self._wake.wait()
+                    self._run_jobs()
                     parts = [] if self._is_stopping else self._plan()
                     if self._is_stopping:
                         for operation in list(self._running):
@@ -239,6 +370,15 @@ class Core:
                 if is_over:
                     return
 
+    def _run_jobs(self) -> None:
+        while self._jobs:
+            job = self._jobs.popleft()
+            try:
+                job.result = job.function()
+            except Exception as error:  # whatever it is, the waiter must hear of it
+                job.error = FlarecoreError(f"blocks could not be moved: {error}")
+            job.is_done.set()
+
     def _plan(self) -> list[StepPart]:
         setup = self._setup
         parts: list[StepPart] = []
@@ -255,6 +395,9 @@ class Core:
                 part = operation.plan(self._cache, setup.limits)
             except FlarecoreError as error:
                 self._fail(operation, error)
+                continue
+            except Exception as error:
+                self._fail(operation, FlarecoreError(f"blocks could not be copied: {error}"))
                 continue
             parts.append(part)
             prefill_rows += len(part.prefill_ids)
@@ -287,11 +430,17 @@ class Core:
             self._num_rows += part.num_rows + (part.run.num_steps if part.run is not None else 0)
             if part.error is not None:
                 self._fail(part.operation, part.error)
-            elif part.operation.commit(self._cache, part):
-                self._succeed(part.operation)
+            else:
+                try:
+                    if part.operation.commit(self._cache, part):
+                        self._succeed(part.operation)
+                except Exception as error:  # the device refused a copy
+                    self._fail(part.operation, FlarecoreError(f"the step failed: {error}"))
 
     def _succeed(self, operation: GpuOperation) -> None:
         operation.succeed(self._cache)
+        if operation.passage is not None:
+            operation.give_passage(GpuPassage(self, operation.passage))
         self._running.remove(operation)
         self._completed.append(operation)
 

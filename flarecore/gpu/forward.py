@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from flarecore.gpu.device import load_kernels
@@ -44,6 +45,18 @@ class KvTensors:
         """Every layer's keys and values, in stream order."""
         self.ops.copy_blocks(self.all, copies)
 
+    def read_blocks(self, blocks: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """Bytes of these blocks one after the other, each (layers, 2, KV heads, 32, head_dim)."""
+        values = torch.stack([self.all[:, :, block] for block in blocks]).cpu()
+        return values.flatten().view(torch.uint8).numpy()
+
+    def write_blocks(self, blocks: Sequence[int], values: npt.NDArray[np.uint8]) -> None:
+        """What :meth:`read_blocks` gave, into blocks of the same number."""
+        shape = (len(blocks), *self.all[:, :, 0].shape)
+        given = torch.from_numpy(np.array(values)).view(self.all.dtype).view(shape)
+        for block, value in zip(blocks, given, strict=True):
+            self.all[:, :, block].copy_(value)
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -59,6 +72,9 @@ class Rows:
         (num_sequences + 1,) int32.
     logit_rows
         (n,) int32: the rows whose logits are wanted, in ascending order; None: all.
+    passages
+        The kernels' PassageTable, where a sequence reserves positions; `positions` are then places
+        in the sequence.
     max_query_rows, max_context
         Most rows of a sequence, and tokens of context to provide for: they fix the grid only.
     """
@@ -71,6 +87,7 @@ class Rows:
     max_query_rows: int
     max_context: int
     logit_rows: torch.Tensor | None = None
+    passages: Any = None
 
     @property
     def num_rows(self) -> int:
@@ -143,11 +160,14 @@ class Forward:
             bucket *= 4
         return min(bucket, -(-self.shape.context_length // 256) * 256)
 
-    def attention_workspace(self, max_context: int) -> Any:
+    def attention_workspace(self, max_context: int, passages: Any = None) -> Any:
         """For decode rows over one of the context buckets. Never freed: graphs refer to it."""
+        shape = self.shape
+        if passages is not None:
+            max_context += self._kernels.attention.passage_context(
+                passages.blocks.shape[1], shape.head_dim)
         workspace = self._attention_workspaces.get(max_context)
         if workspace is None:
-            shape = self.shape
             workspace = self._kernels.attention.DecodeWorkspace.allocate(
                 self.max_decode_rows, shape.num_heads, shape.num_kv_heads, shape.head_dim,
                 max_context, self.device)
@@ -215,20 +235,21 @@ class Forward:
         rotated: torch.Tensor = self._kernels.rope.rope_store(
             q, k, v, *self._angles[shape.layers[index].rotary], rows.positions, rows.table_rows,
             rows.block_table, *self.kv.layers[index], interleaved=shape.rotates_neighbours,
-            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=self._eps)
+            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=self._eps,
+            layout=None if rows.passages is None else rows.passages.layout)
         return rotated
 
     def _attend(self, index: int, q: torch.Tensor, rows: Rows, is_prefill: bool) -> None:
         shape, attention = self.shape, self._kernels.attention
         inputs = (q, *self.kv.layers[index], rows.block_table, rows.positions, rows.query_begin)
         common = {"scale": shape.attention_scale, "max_query_rows": rows.max_query_rows,
-                  "window": shape.layers[index].window,
+                  "window": shape.layers[index].window, "passages": rows.passages,
                   "out": self._buffers.attended[: rows.num_rows].view(q.shape)}
         if is_prefill:
             attention.prefill_attention(*inputs, **common)
         else:
-            attention.decode_attention(*inputs, self.attention_workspace(rows.max_context),
-                                       max_context=rows.max_context, **common)
+            workspace = self.attention_workspace(rows.max_context, rows.passages)
+            attention.decode_attention(*inputs, workspace, max_context=rows.max_context, **common)
 
     def _add_and_norm(self, n: int, post_norm: torch.Tensor | None, norm: torch.Tensor) -> None:
         """residual += delta (normed first where the architecture says so); normed = norm of it."""

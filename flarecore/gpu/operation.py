@@ -1,4 +1,4 @@
-"""One unit of work on a sequence of a GPU engine: extend, decode (after an extend) or score.
+"""One unit of work on a sequence of a GPU engine: extend, decode (after an extend), score, encode.
 
 The counterpart of ``csrc/engine/operation``, with the same life: the engine's worker drives it step
 by step (plan, take, commit) and completes it, any thread may wait for it or cancel it, and the
@@ -22,6 +22,7 @@ from flarecore import _C
 from flarecore.errors import CancelledError, DeadlineExceeded, FlarecoreError
 from flarecore.gpu.decode_run import RunRequest, RunResult
 from flarecore.gpu.kv_cache import KvCache
+from flarecore.gpu.passages import GpuPassage, PassageBlocks
 from flarecore.gpu.pending import Pending
 from flarecore.gpu.row_sampling import INVALID_LOGITS, RowRequest
 from flarecore.gpu.state import (
@@ -48,7 +49,8 @@ class GpuOperation(Pending):
         self.sequence = sequence
         self.request = request
         self.has_begun = False
-        self._context_length = context_length
+        self.passage: PassageBlocks | None = None  # that it fills
+        self._context_length = context_length - sequence.kv.num_reserved
         self._tokens = list(sequence.tokens)  # the sequence's as they will be
         self._start_tokens = len(self._tokens)
         self._start_computed = sequence.kv.num_computed
@@ -95,10 +97,13 @@ class GpuOperation(Pending):
             cache.truncate(kv, self._start_tokens - 1)
             self._stats["num_reused"] = kv.num_computed
             return not request.token_ids
+        if request.kind == "encode":  # its blocks are there or not before anything is computed
+            self.passage = cache.new_passage(self._tokens[: self._start_tokens],
+                                             request.token_ids)
         cache.attach_prefix(kv, self._tokens)
         self._stats["num_reused"] = kv.num_computed
         if self._state is None:
-            return kv.num_computed >= len(self._tokens) - 1
+            return request.kind == "extend" and kv.num_computed >= len(self._tokens) - 1
         if not request.token_ids and self._replay_held():
             return True
         cache.truncate(kv, len(self._tokens) - 1)
@@ -111,7 +116,7 @@ class GpuOperation(Pending):
         first_decode_row = max(begin, self._first_decode_row())
         end = min(first_decode_row, begin + limits.prefill_rows)
         part = StepPart(self, begin, prefill_ids=tokens[begin:end])
-        if end == first_decode_row and self.request.kind != "extend":
+        if end == first_decode_row and self.request.kind in ("decode", "score"):
             self._plan_decode(cache, part, end, limits)
         cache.reserve(kv, self._end_of(part))
         self._count(part)
@@ -133,7 +138,7 @@ class GpuOperation(Pending):
         cache.commit(self.sequence.kv, self._tokens, computed)
         if self._state is not None:
             return self._state.is_finished
-        return computed >= len(self._tokens) - 1
+        return computed >= len(self._tokens) - (self.passage is None)
 
     def succeed(self, cache: KvCache) -> None:
         """Applies the result to the sequence."""
@@ -141,6 +146,9 @@ class GpuOperation(Pending):
         if request.kind == "score":
             self._fill(request.token_ids, self._probs)
             cache.truncate(sequence.kv, self._start_tokens)
+        elif self.passage is not None:
+            cache.fill_passage(self.passage, sequence.kv)
+            cache.close(sequence.kv)
         else:
             if self._state is not None:
                 self._finish_decode(self._state)
@@ -151,9 +159,17 @@ class GpuOperation(Pending):
         self._result["stats"] = {**self._stats, "time_ms": _milliseconds_since(self._begun)}
         sequence.operation = None
 
+    def give_passage(self, passage: GpuPassage) -> None:
+        """What it filled is the result's from now on."""
+        self._result["passage"] = passage
+
     def fail(self, cache: KvCache, error: FlarecoreError) -> None:
         """Takes everything back."""
         cache.truncate(self.sequence.kv, self._start_computed)
+        if self.request.kind == "encode":
+            cache.close(self.sequence.kv)
+            if self.passage is not None:
+                cache.release_passage(self.passage)
         self._error = error
         self.sequence.operation = None
 
@@ -164,6 +180,8 @@ class GpuOperation(Pending):
             return self._decode_start - 1
         if self.request.kind == "score":
             return self._start_tokens - 1
+        if self.request.kind == "encode":
+            return len(self._tokens)  # nothing is sampled: its last token is as the others
         return len(self._tokens) - 1  # the last token's row is fed when its logits are asked for
 
     def _plan_decode(self, cache: KvCache, part: StepPart, begin: int, limits: StepLimits) -> None:
@@ -188,7 +206,7 @@ class GpuOperation(Pending):
             steps = self._run_steps(cache, num_tokens, num_sampled, limits)
             if steps > 1:
                 part.run = RunRequest(tokens[-1], num_tokens - 1, self.sequence.kv.blocks, steps,
-                                      settings)
+                                      settings, self.sequence.kv.view)
                 return
         fed = [*tokens, *proposal]
         end = min(len(fed), begin + limits.decode_rows)

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from flarecore.gpu.decode_run import DecodeRunner, RunResult
+from flarecore.gpu.device import load_kernels
 from flarecore.gpu.forward import Forward, Rows
 from flarecore.gpu.mirrored import Mirrored
+from flarecore.gpu.passages import PassageView, bucket_width, fill_table, table_fields
 from flarecore.gpu.row_sampling import RowSampler
 from flarecore.gpu.state import Sampled, StepPart
 
@@ -24,11 +26,12 @@ _interpreter_lock = threading.Lock()
 
 def make_rows(
     segments: Sequence[tuple[int, Sequence[int], Sequence[int]]], forward: Forward,
-    num_unread: Sequence[int] = ()
+    num_unread: Sequence[int] = (), views: Sequence[PassageView | None] = ()
 ) -> Rows:
     """Rows on the device of (position of the first token, token ids, blocks) per sequence.
 
-    `num_unread`: how many rows of each come before those whose logits are wanted.
+    `num_unread`: how many rows of each come before those whose logits are wanted. `views`: what
+    each reserves and sees besides.
     """
     counts = [len(ids) for _, ids, _ in segments]
     num_rows, num_sequences = sum(counts), len(segments)
@@ -60,7 +63,18 @@ def make_rows(
     longest = max(position + len(ids) for position, ids, _ in segments)
     return Rows(**fields.device, max_query_rows=max(counts),
                 max_context=forward.context_bucket(longest),
-                logit_rows=logit_rows if is_gathered else None)
+                logit_rows=logit_rows if is_gathered else None,
+                passages=_passage_table(views, forward))
+
+
+def _passage_table(views: Sequence[PassageView | None], forward: Forward) -> Any:
+    width = bucket_width(views)
+    if not width:
+        return None
+    table = Mirrored(table_fields(len(views), width), forward.device)
+    fill_table(table, views)
+    table.upload()
+    return load_kernels().attention.PassageTable(**table.device)
 
 
 class Stepper:
@@ -110,15 +124,16 @@ class Stepper:
         return [(rows.get(id(part), []), runs.get(id(part))) for part in parts]
 
     def _prefill(self, part: StepPart) -> None:
-        blocks = part.operation.sequence.kv.blocks
+        kv = part.operation.sequence.kv
+        blocks, views = kv.blocks, [kv.view]
         if not self._is_deterministic:
-            self.forward.prefill(
-                make_rows([(part.position, part.prefill_ids, blocks)], self.forward))
+            self.forward.prefill(make_rows([(part.position, part.prefill_ids, blocks)],
+                                           self.forward, views=views))
             return
         chunk = self.forward.max_decode_rows
         for begin in range(0, len(part.prefill_ids), chunk):
             ids = part.prefill_ids[begin : begin + chunk]
-            rows = make_rows([(part.position + begin, ids, blocks)], self.forward)
+            rows = make_rows([(part.position + begin, ids, blocks)], self.forward, views=views)
             self.forward.decode(rows, with_logits=False)
 
     def _verify(self, parts: Sequence[StepPart]) -> Callable[[], dict[int, list[Sampled]]]:
@@ -127,7 +142,8 @@ class Stepper:
             return dict
         rows = make_rows(
             [(part.row_position, part.row_ids, part.operation.sequence.kv.blocks)
-             for part in parts], self.forward, [part.num_unread for part in parts])
+             for part in parts], self.forward, [part.num_unread for part in parts],
+            [part.operation.sequence.kv.view for part in parts])
         requests = [request for part in parts for request in part.row_requests]
         if not requests:  # nothing but held tokens whose keys and values were missing
             self.forward.decode(rows, with_logits=False)

@@ -1,0 +1,463 @@
+"""Attached passages of the GPU engine: the CPU engine's tokens, and the same bits in all ways."""
+
+import contextlib
+import functools
+import gc
+
+import numpy as np
+import pytest
+from helpers import PROB_TOLERANCE, open_engine, random_ids, result_bits
+from helpers_cuda_module import emulate_module
+from helpers_gemma import TinyGemma, tiny_gemma_path
+from helpers_gpu import MARKS, SMALL, core_of, gpu_engine, gpu_model, runner_of
+from test_gpu_determinism import RecordedGraph
+from test_gpu_operations import BLOCK_BYTES, Gate
+from triton_env import DEVICE, torch
+
+from flarecore.errors import (
+    CancelledError,
+    ConfigError,
+    ContextOverflowError,
+    DeadlineExceeded,
+    OutOfBlocksError,
+    SequenceBusyError,
+)
+from flarecore.sampling import SamplingParams
+
+pytestmark = MARKS
+RESERVED = 75
+PASSAGES = [random_ids(n, seed=100 + n) for n in (40, 1, 75, 32)]
+GREEDY = {"until": "eos", "ignore_eos": True}
+DRAWN = {"sampling": SamplingParams(temperature=1.0, seed=5), **GREEDY}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return gpu_model()
+
+
+@pytest.fixture
+def engine(model):
+    with gpu_engine(model) as opened:
+        yield opened
+        gc.collect()
+        opened.check_integrity()
+
+
+def prompt_of(num_head, num_question=20):
+    return random_ids(num_head, seed=num_head), random_ids(num_question, seed=7)
+
+
+def open_with(engine, head, question, passages=(), from_token=None):
+    """A sequence over a head and a question, with these passages attached."""
+    sequence = engine.sequence(
+        [*head, *question], num_head_tokens=len(head), num_reserved=RESERVED)
+    sequence.attach([sequence.encode_passage(ids) for ids in passages], from_token=from_token)
+    return sequence
+
+
+def bits(sequence, num_tokens=2):
+    with sequence.fork() as fork:
+        return result_bits(fork.decode(num_tokens, **DRAWN))
+
+
+# ---- the CPU engine's tokens ----
+
+def assert_as_on_the_cpu(cpu, gpu, num_head, num_seeing, passages):
+    head, question = prompt_of(num_head)
+    results = []
+    for engine in (cpu, gpu):
+        with open_with(engine, head, question, passages, num_head + 20 - num_seeing) as sequence:
+            out = sequence.decode(6, **DRAWN)
+            results.append((out, sequence.score(random_ids(3, seed=9)).probs))
+            engine.check_integrity()
+    (expected, scored), (ours, own_scored) = results
+    assert ours.token_ids == expected.token_ids
+    np.testing.assert_allclose(ours.probs, expected.probs, atol=PROB_TOLERANCE, rtol=0)
+    np.testing.assert_allclose(own_scored, scored, atol=PROB_TOLERANCE, rtol=0)
+    return ours
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="exact in float32, in the interpreter")
+@pytest.mark.parametrize(("num_head", "num_seeing"), [(0, 1), (10, 1), (32, 3), (45, 20)])
+def test_decodes_what_the_cpu_decodes(engine, num_head, num_seeing):
+    """Heads inside, at the end and behind a block; passages of one token up to all positions."""
+    with open_engine(SMALL) as cpu:
+        seeing = assert_as_on_the_cpu(cpu, engine, num_head, num_seeing, PASSAGES)
+        blind = assert_as_on_the_cpu(cpu, engine, num_head, num_seeing, [])
+    assert not np.allclose(seeing.probs, blind.probs, atol=1e-3), "passages must matter"
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="exact in float32, in the interpreter")
+@pytest.mark.parametrize("window", [24, 60, 90])
+def test_windows_reach_into_passages_as_on_the_cpu(window):
+    path = tiny_gemma_path(
+        TinyGemma(num_layers=2, head_dim=16, hidden_size=32, ffn_size=48, window=window))
+    with open_engine(path) as cpu, gpu_engine(path) as gpu:
+        assert_as_on_the_cpu(cpu, gpu, 10, 3, PASSAGES)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="exact in float32, in the interpreter")
+def test_more_passages_than_one_group_of_splits_holds():
+    """Sixteen of three blocks: the table takes its second width, the kernel joins two groups."""
+    passages = [random_ids(66 + n % 9, seed=n) for n in range(16)]
+    with open_engine(SMALL) as cpu, gpu_engine(SMALL) as gpu:
+        assert_as_on_the_cpu(cpu, gpu, 33, 2, passages)
+        assert any(128 in bucket.passages for bucket in runner_of(gpu)._buckets.values())
+
+
+# ---- the same bits in all ways ----
+
+def test_bits_do_not_depend_on_anything_else(model, engine):
+    """Speculation, company, a fork, a rollback, the kind of step."""
+    head, question = prompt_of(37)
+    with open_with(engine, head, question, PASSAGES[:3], 45) as sequence:
+        saved = sequence.checkpoint()
+        first = sequence.decode(9, **DRAWN)
+        sequence.rollback(saved)
+        again = sequence.decode(
+            9, **DRAWN, proposal=[*first.token_ids[:5], 3, *first.token_ids[6:]],
+            lookup=PASSAGES[0])
+        assert again.stats.num_accepted >= 5
+        assert result_bits(again) == result_bits(first)
+        sequence.rollback(saved)
+        others = [sequence.fork(), engine.sequence(random_ids(50, seed=900))]
+        operations = [one.decode_async(9, **DRAWN) for one in (sequence, *others)]
+        together = [result_bits(operation.result()) for operation in operations]
+        assert together[0] == together[1] == result_bits(first)
+        with engine.sequence(random_ids(50, seed=900)) as alone:
+            assert result_bits(alone.decode(9, **DRAWN)) == together[2]
+        assert (sequence.num_head_tokens, sequence.num_reserved) == (37, RESERVED)
+        for other in others:
+            other.close()
+        sequence.rollback(saved)
+        del saved
+    with gpu_engine(model, sampler="reference") as twin, \
+            open_with(twin, head, question, PASSAGES[:3], 45) as sequence:
+        assert sequence.decode(9, **DRAWN).token_ids == first.token_ids
+
+
+def test_rows_that_see_no_passage_have_the_bits_of_a_plain_sequence(engine):
+    """A gap of nothing and passages further on leave the tokens before them alone."""
+    head, question = prompt_of(40)
+    with open_with(engine, head, question) as sequence, sequence.fork() as fork:
+        passages = [sequence.encode_passage(ids) for ids in PASSAGES]
+        fork.attach(passages, from_token=63)
+        ids = random_ids(3, seed=4)
+        assert fork.score(ids).probs[0] == sequence.score(ids).probs[0]
+        # Rows of one step, before and behind the first that sees them.
+        fork.truncate(50)
+        sequence.truncate(50)
+        more = random_ids(16, seed=3)
+        plain, seeing = sequence.score(more).probs, fork.score(more).probs
+        np.testing.assert_array_equal(plain[:14], seeing[:14])
+        assert (plain[14:] != seeing[14:]).all()
+
+
+def test_deterministic_prefill(model):
+    head, question = prompt_of(21)
+    found = []
+    for chunk in (64, 5):
+        with gpu_engine(model, deterministic=True, max_batch_tokens=chunk) as engine, \
+                open_with(engine, head, question, PASSAGES[:2], 30) as sequence:
+            found += [bits(sequence), bits(sequence)]
+    assert len(set(found)) == 1
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a device has real graphs")
+def test_graphs_replay_with_passages(model, monkeypatch):
+    """Of plain rows and of rows with passages, one after the other and together."""
+    def story(engine):
+        head, question = prompt_of(10)
+        with open_with(engine, head, question, PASSAGES[:2]) as sequence, \
+                engine.sequence(random_ids(8)) as plain:
+            found = [result_bits(one.decode(5, **DRAWN)) for one in (sequence, plain)]
+            operations = [one.decode_async(6, **DRAWN) for one in (sequence, plain)]
+            found += [result_bits(operation.result()) for operation in operations]
+            sequence.detach()
+            found.append(result_bits(sequence.decode(5, **DRAWN)))
+        return found
+
+    with gpu_engine(model) as engine:
+        wanted = story(engine)
+    with gpu_engine(model) as engine:
+        runner = runner_of(engine)
+        runner.use_graphs = True
+        step = runner._step
+
+        @contextlib.contextmanager
+        def capture(graph, **options):
+            monkeypatch.setattr(runner, "_step", lambda *args: graph.calls.append(
+                functools.partial(step, *args)))
+            yield
+            monkeypatch.setattr(runner, "_step", step)
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
+        monkeypatch.setattr(torch.cuda, "graph", capture)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        assert story(engine) == wanted
+        assert {key[3] for bucket in runner._buckets.values() for key in bucket.graphs} == {0, 32}
+        assert runner.num_replays > runner.num_captures
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the emulation is of CPU tensors")
+def test_passages_are_copied_by_the_module_where_it_is(model, monkeypatch):
+    head, question = prompt_of(37)
+    found = []
+    module = emulate_module(monkeypatch)
+    for ops in ("torch", "cuda"):
+        module.calls.clear()
+        with gpu_engine(model, sampler="triton", gpu={"device_ops": ops}) as engine, \
+                open_with(engine, head, question, PASSAGES) as sequence:
+            found.append(bits(sequence, 4))
+        # One launch for each passage, and for the head's last block that it shares at first.
+        assert (module.calls["copy_blocks"] >= 2 * len(PASSAGES)) == (ops == "cuda")
+    assert found[0] == found[1]
+
+
+# ---- what is shared, and what must not be ----
+
+def test_attaching_copies_nothing_and_costs_one_row(engine):
+    trunk = open_with(engine, *prompt_of(32, 31))
+    passages = [trunk.encode_passage(ids) for ids in PASSAGES]
+    assert [p.size_bytes for p in passages] == [BLOCK_BYTES * n for n in (2, 1, 3, 1)]
+    stats = engine.stats()
+    forks = [trunk.fork() for _ in range(3)]
+    for fork in forks:
+        fork.attach(passages)
+    assert all(p.is_attached for p in passages)
+    assert engine.stats().num_held_blocks == stats.num_held_blocks
+    assert len({result_bits(fork.decode(1, **DRAWN)) for fork in forks}) == 1
+    assert engine.stats().num_rows == stats.num_rows + len(forks)
+    for fork in forks:
+        fork.close()
+    assert not any(p.is_attached for p in passages)
+    trunk.close()
+    engine.check_integrity()
+    assert engine.stats().num_held_blocks == 7
+    del passages
+    gc.collect()
+    engine.check_integrity()
+    assert engine.stats().num_held_blocks == 0
+
+
+def test_prefixes_are_shared_only_where_they_are_equal(engine):
+    ids = [*random_ids(40, seed=40), *random_ids(40, seed=7)]
+
+    def fresh(**options):
+        with engine.sequence(**options) as sequence:
+            return sequence.extend(ids).num_reused
+
+    assert fresh() == 0
+    assert fresh() == 64
+    # The head's only whole block is that of the plain sequence.
+    assert fresh(num_head_tokens=40, num_reserved=RESERVED) == 32
+    assert fresh(num_head_tokens=40, num_reserved=RESERVED) == 64
+    assert fresh(num_head_tokens=40, num_reserved=RESERVED + 1) == 32
+    assert fresh(num_head_tokens=39, num_reserved=RESERVED) == 32
+    assert fresh(num_head_tokens=64, num_reserved=RESERVED) == 64
+    # What saw passages is nobody else's.
+    for _ in range(2):
+        with open_with(engine, ids[:40], ids[40:], PASSAGES[:1], 40) as sequence:
+            assert sequence.decode(1, **DRAWN).stats.num_reused == 40
+
+
+def test_passages_outlive_their_sequence(engine, model):
+    head, question = prompt_of(12)
+    with open_with(engine, head, question) as sequence:
+        passage = sequence.encode_passage(PASSAGES[0])
+        sequence.attach([passage])
+        expected = bits(sequence)
+    assert (passage.num_tokens, passage.token_ids, passage.head_ids) == (40, PASSAGES[0], head)
+    assert passage.data.size == passage.size_bytes == 2 * BLOCK_BYTES
+    with pytest.raises(ValueError, match="read-only"):
+        passage.data[0] = 1
+    blocks = passage.data.view(np.float32 if DEVICE == "cpu" else np.uint16)
+    blocks = blocks.reshape(2, SMALL.num_layers * 2 * SMALL.num_kv_heads, 32, SMALL.head_dim)
+    assert blocks[0].any(axis=-1).all() and blocks[1, :, :8].any(axis=-1).all()
+    assert not blocks[1, :, 8:].any(), "nothing foreign may stand behind the last token"
+    with open_with(engine, head, question) as sequence:
+        sequence.attach([passage])
+        assert bits(sequence) == expected
+    with gpu_engine(model) as other, open_with(other, head, question) as sequence, \
+            pytest.raises(ConfigError, match="another engine"):
+        sequence.attach([passage])
+    with open_engine(SMALL) as cpu, open_with(cpu, head, question, PASSAGES[:1]) as sequence:
+        foreign = sequence.encode_passage(PASSAGES[0])
+        with open_with(engine, head, question) as own, \
+                pytest.raises(ConfigError, match="another engine"):
+            own.attach([foreign])
+
+
+# ---- refusals and failures change nothing ----
+
+def test_wrong_calls_are_refused_and_change_nothing(engine):
+    head, question = prompt_of(12)
+    sequence = open_with(engine, head, question, PASSAGES[:1])
+    passage = sequence.encode_passage(PASSAGES[0])
+    expected, held = bits(sequence), engine.stats().num_held_blocks
+    for ids, message in ((random_ids(RESERVED + 1), "reserves positions for 1 to 75"),
+                         ([], "reserves positions"), ([SMALL.vocab_size], "vocabulary")):
+        with pytest.raises(ConfigError, match=message):
+            sequence.encode_passage(ids)
+    with pytest.raises(ConfigError, match="from_token"):
+        sequence.attach([passage], from_token=11)
+    with pytest.raises(ConfigError, match="inside the head"):
+        sequence.truncate(11)
+    with open_with(engine, head[:-1], question) as other, \
+            pytest.raises(ConfigError, match="another head"):
+        other.attach([passage])
+    with engine.sequence(head) as plain, pytest.raises(ConfigError, match="num_reserved"):
+        plain.attach([passage])
+    with engine.sequence(head, num_head_tokens=12, num_reserved=39) as narrow, \
+            pytest.raises(ConfigError, match="reserves 39"):
+        narrow.attach([passage])
+    with engine.sequence(head[:5], num_head_tokens=12, num_reserved=75) as short:
+        for call in (lambda: short.attach([passage]), lambda: short.encode_passage(PASSAGES[0])):
+            with pytest.raises(ConfigError, match="its head 12"):
+                call()
+    with pytest.raises(ContextOverflowError, match="leave no room"):
+        engine.sequence(num_head_tokens=200, num_reserved=56)
+    with pytest.raises(ContextOverflowError, match="reserved positions left out"):
+        sequence.extend(random_ids(150))
+    assert bits(sequence) == expected
+    assert engine.stats().num_held_blocks == held
+    sequence.close()
+
+
+def test_a_busy_sequence_and_cancelled_encoding(engine):
+    head, question = prompt_of(12)
+    sequence = open_with(engine, head, question, PASSAGES[:1])
+    passage = sequence.encode_passage(PASSAGES[2])
+    expected, held = bits(sequence), engine.stats().num_held_blocks
+    with Gate(engine) as gate:
+        operation = sequence.decode_async(30, **DRAWN)
+        assert gate.reached.wait(60)
+        for call in (lambda: sequence.attach([passage]), sequence.detach,
+                     lambda: sequence.encode_passage(PASSAGES[1])):
+            with pytest.raises(SequenceBusyError):
+                call()
+        operation.cancel()
+        gate.opened.set()
+        with pytest.raises(CancelledError):
+            operation.result()
+    with Gate(engine) as gate:
+        encoding = [sequence.encode_passage_async(ids) for ids in PASSAGES]
+        assert gate.reached.wait(60)
+        for one in encoding:
+            one.cancel()
+        gate.opened.set()
+        for one in encoding:
+            with contextlib.suppress(CancelledError):
+                one.result()
+    with pytest.raises(DeadlineExceeded):
+        sequence.encode_passage(PASSAGES[0], deadline_ms=0.0)
+    del encoding, one
+    gc.collect()
+    engine.check_integrity()
+    assert engine.stats().num_held_blocks == held
+    assert bits(sequence) == expected
+    sequence.close()
+
+
+def test_encoding_without_room_leaves_everything_as_it_was(model):
+    with gpu_engine(model, kv_cache_bytes=5 * BLOCK_BYTES, passage_cache_bytes=0) as engine:
+        sequence = open_with(engine, *prompt_of(12))
+        with pytest.raises(OutOfBlocksError):
+            sequence.encode_passage(PASSAGES[2])
+        engine.check_integrity()
+        assert engine.stats().num_held_blocks == 1
+        assert sequence.encode_passage(PASSAGES[1]).num_tokens == 1
+    with gpu_engine(model, kv_cache_bytes=5 * BLOCK_BYTES,
+                    passage_cache_bytes=3 * BLOCK_BYTES) as engine:
+        assert engine.stats().num_blocks == 8
+        assert open_with(engine, *prompt_of(12)).encode_passage(PASSAGES[2]).num_tokens == 75
+
+
+def test_a_failing_copy_fails_the_operation_only(engine):
+    """The worker goes on, whichever copy it was."""
+    cache, head = core_of(engine)._cache, prompt_of(12)
+    sequence = open_with(engine, *head, PASSAGES[:1])
+    expected, held = bits(sequence), engine.stats().num_held_blocks
+    copy = cache._copy_blocks
+
+    def failing(copies):
+        raise RuntimeError("no paper left")
+
+    cache._copy_blocks = failing
+    try:
+        with sequence.fork() as fork:
+            for call in (lambda: fork.decode(2, **DRAWN), lambda: fork.encode_passage([1, 2])):
+                with pytest.raises(Exception, match="no paper left"):
+                    call()
+            engine.check_integrity()
+    finally:
+        cache._copy_blocks = copy
+    assert engine.stats().num_held_blocks == held
+    assert bits(sequence) == expected
+    sequence.close()
+
+
+# ---- random walks ----
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_walk_against_descriptions(model, seed):
+    """Attach, detach, fork, truncate, rollback, decode, close; then against a fresh sequence."""
+    rng = np.random.default_rng(seed)
+    with gpu_engine(model, deterministic=True) as engine:
+        head = random_ids(37, seed=3)
+        first = engine.sequence([*head, *random_ids(5)], num_head_tokens=37, num_reserved=RESERVED)
+        pool = [first.encode_passage(ids) for ids in PASSAGES]
+        lines = [[first, [*head, *random_ids(5)], (), 0]]
+        saved, counts = [], {}
+        for _ in range(60):
+            line = lines[rng.integers(len(lines))]
+            sequence, ids, _, _ = line
+            step = rng.choice(["extend", "decode", "attach", "detach", "truncate", "fork", "save",
+                               "rollback", "close", "encode"])
+            counts[step] = counts.get(step, 0) + 1
+            if step == "extend" and len(ids) < 90:
+                more = random_ids(int(rng.integers(1, 9)), seed=int(rng.integers(3)))
+                sequence.extend(more)
+                ids += more
+            elif step == "decode" and len(ids) < 90:
+                ids += sequence.decode(int(rng.integers(1, 3)), **DRAWN).token_ids
+            elif step == "attach" and len(ids) >= 37:
+                chosen = rng.permutation(len(pool))[: rng.integers(1, 4)].tolist()
+                line[2], line[3] = tuple(chosen), int(rng.integers(37, len(ids) + 3))
+                sequence.attach([pool[i] for i in chosen], from_token=line[3])
+            elif step == "detach":
+                line[2], line[3] = (), 0
+                sequence.detach()
+            elif step == "truncate":
+                del ids[int(rng.integers(37 if line[2] else 0, len(ids) + 1)) :]
+                sequence.truncate(len(ids))
+            elif step == "fork" and len(lines) < 5:
+                lines.append([sequence.fork(), list(ids), *line[2:]])
+            elif step == "save":
+                saved.append((sequence.checkpoint(), list(ids), *line[2:]))
+            elif step == "rollback" and saved:
+                checkpoint, then, *seen = saved[rng.integers(len(saved))]
+                sequence.rollback(checkpoint)
+                line[1:] = [list(then), *seen]
+            elif step == "close" and len(lines) > 1:
+                sequence.close()
+                lines = [other for other in lines if other is not line]
+            elif step == "encode" and len(ids) >= 37:
+                number = int(rng.integers(len(pool)))
+                pool[number] = sequence.encode_passage(PASSAGES[number])
+            engine.check_integrity()
+            assert all(s.token_ids == known for s, known, *_ in lines)
+        assert len(counts) == 10
+        with gpu_engine(model, deterministic=True) as fresh:
+            for sequence, ids, chosen, sees_from in lines:
+                if len(ids) >= 37:
+                    twin = open_with(fresh, ids[:37], ids[37:])
+                    twin.attach([twin.encode_passage(PASSAGES[i]) for i in chosen],
+                                from_token=max(sees_from, 37))
+                    assert bits(sequence) == bits(twin)
+                sequence.close()
+        del pool, saved, checkpoint  # what the last rollback went to
+        gc.collect()
+        engine.check_integrity()
+        assert engine.stats().num_held_blocks == 0
