@@ -16,14 +16,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import numpy as np
-
 from flarecore import _C
 from flarecore.errors import CancelledError, DeadlineExceeded, FlarecoreError
 from flarecore.gpu.decode_run import RunRequest, RunResult
 from flarecore.gpu.kv_cache import KvCache
 from flarecore.gpu.passages import GpuPassage, PassageBlocks
-from flarecore.gpu.pending import Pending
+from flarecore.gpu.pending import Pending, milliseconds_since
 from flarecore.gpu.row_sampling import INVALID_LOGITS, RowRequest
 from flarecore.gpu.state import (
     HeldTokens,
@@ -35,10 +33,6 @@ from flarecore.gpu.state import (
 )
 
 __all__ = ["GpuOperation"]
-
-def _milliseconds_since(begin: float) -> float:
-    return (time.perf_counter() - begin) * 1000.0
-
 
 class GpuOperation(Pending):
     """See the module. Waiting and results are those of the native ``Operation``."""
@@ -81,7 +75,7 @@ class GpuOperation(Pending):
         if self._is_cancelled:
             raise CancelledError("the operation was cancelled; the sequence is as it was before it")
         deadline = self.request.deadline_ms
-        if deadline is not None and _milliseconds_since(self._submitted) >= deadline:
+        if deadline is not None and milliseconds_since(self._submitted) >= deadline:
             raise DeadlineExceeded(f"the deadline of {deadline} ms passed; the sequence is as it "
                                    "was before the operation")
 
@@ -144,7 +138,7 @@ class GpuOperation(Pending):
         """Applies the result to the sequence."""
         sequence, request = self.sequence, self.request
         if request.kind == "score":
-            self._fill(request.token_ids, self._probs)
+            self._fill(request.token_ids, self._probs, request.beta)
             cache.truncate(sequence.kv, self._start_tokens)
         elif self.passage is not None:
             cache.fill_passage(self.passage, sequence.kv)
@@ -156,7 +150,7 @@ class GpuOperation(Pending):
                 sequence.held = HeldTokens()
             sequence.tokens = self._tokens
             cache.truncate(sequence.kv, len(sequence.tokens))
-        self._result["stats"] = {**self._stats, "time_ms": _milliseconds_since(self._begun)}
+        self._result["stats"] = {**self._stats, "time_ms": milliseconds_since(self._begun)}
         sequence.operation = None
 
     def give_passage(self, passage: GpuPassage) -> None:
@@ -303,7 +297,7 @@ class GpuOperation(Pending):
 
     def _finish_decode(self, state: _C.DecodeState) -> None:
         kept = state.tokens()[: state.num_kept]
-        self._fill([token for token, _ in kept], [prob for _, prob in kept])
+        self._fill([token for token, _ in kept], [prob for _, prob in kept], self.request.beta)
         self._result |= {"eos_prob": self._eos_prob, "text_bytes": state.text,
                          "stop_reason": state.stop_reason}
         sequence, settings = self.sequence, self.request.settings
@@ -315,10 +309,3 @@ class GpuOperation(Pending):
                 held += sequence.held.tokens[self._stats["num_decoded"] :]
         sequence.held = HeldTokens(tuple(held), settings)
         del self._tokens[self._decode_start + state.num_kept :]
-
-    def _fill(self, token_ids: list[int], probs: list[float]) -> None:
-        values = np.asarray(probs, dtype=np.float32)
-        self._result |= {
-            "token_ids": tuple(token_ids), "probs": values,
-            "mask": values < np.float32(self.request.beta),
-            "min_prob": float(values.min()) if len(values) else 1.0}
