@@ -241,6 +241,17 @@ def test_attaching_copies_nothing_and_costs_one_row(engine):
     assert engine.stats().num_held_blocks == 0
 
 
+def test_reattaching_the_same_keeps_what_was_computed(engine):
+    with open_with(engine, *prompt_of(12), PASSAGES[:1]) as sequence:
+        passages = [sequence.encode_passage(ids) for ids in PASSAGES[:2]]
+        sequence.attach(passages, from_token=25)
+        assert sequence.decode(2, **DRAWN).stats.num_prefilled == 6
+        sequence.attach(passages, from_token=25)
+        assert sequence.decode(2, **DRAWN).stats.num_prefilled == 0
+        sequence.attach(passages[::-1], from_token=30)
+        assert sequence.decode(2, **DRAWN).stats.num_reused == 25
+
+
 def test_prefixes_are_shared_only_where_they_are_equal(engine):
     ids = [*random_ids(40, seed=40), *random_ids(40, seed=7)]
 
