@@ -21,6 +21,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,19 @@ _TABLE_ALIGNMENT, _BLOCK_ALIGNMENT = 64, 4096
 _TABLES = (("ids", 1, "<i4"), ("heads", 2, "<i8"), ("passages", 6, "<i8"))
 
 Table = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _StoredPassage:
+    """A passage whose blocks are mapped, as far as writing it goes; ``data`` is (bytes,) uint8."""
+
+    head_ids: list[int]
+    token_ids: list[int]
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class PassageKvFile:
@@ -93,16 +107,28 @@ class PassageKvFile:
         return cls(where, engine, mapped, _read_tables(where, mapped.data, _key_of(engine)))
 
     @classmethod
-    def write(cls, path: str | os.PathLike[str], engine: Engine,
-              passages: Iterable[PassageKv]) -> None:
+    def write(cls, path: str | os.PathLike[str], engine: Engine, passages: Iterable[PassageKv], *,
+              extends: PassageKvFile | None = None) -> None:
         """Writes passages that `engine` encoded; an existing file is replaced in one step.
+
+        Parameters
+        ----------
+        path : path
+        engine : Engine
+        passages : iterable of PassageKv
+        extends : PassageKvFile, optional
+            Its passages are written as well, from where they are mapped: however many there are,
+            none of them takes memory of the engine.
 
         Raises
         ------
         PassageFileError
-            The file cannot be written; what was there is as it was.
+            The file cannot be written, or blocks of the one that it extends are damaged; what was
+            there is as it was.
         """
-        unique = {(tuple(p.head_ids), tuple(p.token_ids)): p for p in passages}
+        kept = extends._stored() if extends is not None else []
+        given: list[PassageKv | _StoredPassage] = [*passages, *kept]
+        unique = {(tuple(p.head_ids), tuple(p.token_ids)): p for p in given}
         try:
             _write(path, _key_of(engine), list(unique.values()))
         except OSError as error:
@@ -136,23 +162,39 @@ class PassageKvFile:
             return passage, True
 
     def passages(self) -> list[PassageKv]:
-        """All passages of the file, checked."""
+        """All passages of the file, checked; a GPU engine must have the blocks for all of them."""
         found = []
-        for head, begin, size in self._tables["passages"][:, :3].tolist():
-            ids = self._ids(*self._tables["heads"][head].tolist()).tolist()
-            passage = self.find(ids, self._ids(begin, size).tolist())
+        for row in range(len(self._tables["passages"])):
+            passage = self.find(*self._ids_of(row))
             assert passage is not None
             found.append(passage)
         return found
+
+    def _stored(self) -> list[_StoredPassage]:
+        """All passages as they lie in the file, checked."""
+        return [_StoredPassage(*self._ids_of(row), self._checked_blocks(row))
+                for row in range(len(self._tables["passages"]))]
+
+    def _ids_of(self, row: int) -> tuple[list[int], list[int]]:
+        """Of head and passage."""
+        head, begin, size = self._tables["passages"][row, :3].tolist()
+        return (self._ids(*self._tables["heads"][head].tolist()).tolist(),
+                self._ids(begin, size).tolist())
+
+    def _checked_blocks(self, row: int) -> npt.NDArray[np.uint8]:
+        offset, size, checksum = self._tables["passages"][row, 3:].tolist()
+        blocks: npt.NDArray[np.uint8] = self._mapped.data[offset:offset + size]
+        if zlib.crc32(blocks.data) != checksum:
+            raise PassageFileError(
+                f"passage file {self.path}: the blocks of passage {row} are damaged")
+        return blocks
 
     def _ids(self, begin: int, size: int) -> Table:
         return self._tables["ids"][begin:begin + size, 0]
 
     def _load(self, row: int, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv:
-        offset, size, checksum = self._tables["passages"][row, 3:].tolist()
-        if zlib.crc32(self._mapped.data[offset:offset + size].data) != checksum:
-            raise PassageFileError(
-                f"passage file {self.path}: the blocks of passage {row} are damaged")
+        self._checked_blocks(row)
+        offset, size = self._tables["passages"][row, 3:5].tolist()
         return PassageKv(self._engine._native.load_passage(
             self._mapped, offset, size, list(head_ids), list(token_ids)))
 
@@ -171,7 +213,8 @@ def _aligned(size: int, to: int) -> int:
     return (size + to - 1) // to * to
 
 
-def _write(path: str | os.PathLike[str], key: dict[str, Any], passages: list[PassageKv]) -> None:
+def _write(path: str | os.PathLike[str], key: dict[str, Any],
+           passages: Sequence[PassageKv | _StoredPassage]) -> None:
     heads: dict[tuple[int, ...], int] = {}
     for passage in passages:
         heads.setdefault(tuple(passage.head_ids), len(heads))
