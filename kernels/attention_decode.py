@@ -29,8 +29,12 @@ BLOCK_M = 16  # rows x heads of one tile: the smallest tensor-core tile
 
 
 # Sizes of the batch are not specialised on: one compiled kernel serves them all.
-@triton.jit(do_not_specialize=["table_width", "max_splits", "tiles_per_sequence", "window",
-                               "passage_width", "passage_grid"])  # fmt: skip
+_SIZES = [
+    "table_width", "max_splits", "tiles_per_sequence", "window", "passage_width", "passage_grid",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def _decode_attention_kernel(
     q_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
     k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
