@@ -40,7 +40,8 @@ TYPES = {
     "history_flags_ptr": "*u8", "chunk_max_ptr": "*fp32", "chunk_sum_ptr": "*i64",
     "chunk_arg_ptr": "*i32", "group_max_ptr": "*fp32", "counters_ptr": "*i32",
     "row_stats_ptr": "*fp64", "candidates_ptr": "*i64", "weights_ptr": "*i64",
-    "layout_ptr": "*i32", "passage_ptr": "*i32", "scale_log2": "fp32", "eps": "fp32",
+    "layout_ptr": "*i32", "passage_ptr": "*i32", "token_ids_ptr": "*i32", "scale": "fp32",
+    "scale_log2": "fp32", "eps": "fp32",
     "weight_offset": "fp32",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages")
@@ -69,9 +70,12 @@ def cases() -> list[Case]:
     """Every kernel in the shapes of the models we aim at."""
     found = []
     for columns in (576, 4096):
-        constants = {"BLOCK": triton.next_power_of_2(columns), "HAS_RESIDUAL": True}
-        constants["num_warps"] = norm.norm_num_warps(constants["BLOCK"])
-        found.append(Case(f"hidden {columns}", norm._rms_norm_kernel, "bf16", constants))
+        constants = norm.norm_constants(columns)
+        for has_post in (False, True):
+            label = f"hidden {columns}" + (", post-norm" if has_post else "")
+            flags = {"HAS_RESIDUAL": True, "HAS_POST": has_post}
+            found.append(Case(label, norm._rms_norm_kernel, "bf16", constants | flags))
+        found.append(Case(f"hidden {columns}", norm._embed_norm_kernel, "bf16", constants))
     for gelu in (False, True):
         constants = {"GELU": gelu, "BLOCK": swiglu.BLOCK_COLUMNS, "num_warps": 4}
         label = "gelu_tanh" if gelu else "silu"

@@ -1,7 +1,5 @@
 """Attached passages of the GPU engine: the CPU engine's tokens, and the same bits in all ways."""
 
-import contextlib
-import functools
 import gc
 
 import numpy as np
@@ -9,10 +7,9 @@ import pytest
 from helpers import PROB_TOLERANCE, open_engine, random_ids, result_bits
 from helpers_cuda_module import emulate_module
 from helpers_gemma import TinyGemma, tiny_gemma_path
-from helpers_gpu import MARKS, SMALL, gpu_engine, gpu_model, runner_of
-from test_gpu_determinism import RecordedGraph
+from helpers_gpu import MARKS, SMALL, gpu_engine, gpu_model, record_graphs, runner_of
 from test_gpu_operations import BLOCK_BYTES
-from triton_env import DEVICE, torch
+from triton_env import DEVICE
 
 from flarecore.errors import ConfigError
 from flarecore.sampling import SamplingParams
@@ -176,21 +173,10 @@ def test_graphs_replay_with_passages(model, monkeypatch):
         wanted = story(engine)
     with gpu_engine(model, gpu=runs) as engine:
         runner = runner_of(engine)
-        runner.use_graphs = True
-        step = runner._step
-
-        @contextlib.contextmanager
-        def capture(graph, **options):
-            monkeypatch.setattr(runner, "_step", lambda *args: graph.calls.append(
-                functools.partial(step, *args)))
-            yield
-            monkeypatch.setattr(runner, "_step", step)
-
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
-        monkeypatch.setattr(torch.cuda, "graph", capture)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        record_graphs(runner, monkeypatch)
         assert story(engine) == wanted
-        assert {key[3] for bucket in runner._buckets.values() for key in bucket.graphs} == {0, 32}
+        assert {variant.width for bucket in runner._buckets.values()
+                for _, variant in bucket.graphs} == {0, 32}
         assert runner.num_replays > runner.num_captures
 
 

@@ -24,11 +24,14 @@ enum FloatColumn { kTemperature, kTopP, kMinP, kBeta, kTheta, kNumFloats };
 enum IntColumn { kSeed, kStream, kPass, kTopK, kHalt, kNumInts };
 
 enum TokenFlag : int32_t {
+  kFlagMayEnd = 2,        // a sentence may end with the token
+  kFlagSettles = 4,       // the token shows what follows a terminator before it
   kFlagTable = 31,        // bits that the caller's table over the vocabulary may use
   kFlagBelowBeta = 32,    // confidence < beta
   kFlagBelowTheta = 64,   // confidence < theta
   kFlagInvalid = 128,     // no finite logit, or a NaN or +inf among them; confidence is 0
   kFlagFull = 256,        // only in the row's flags: no room for another token
+  kFlagLooked = 512,      // only there: a token that settles came after one that may end
 };
 
 enum class LogitType { kFloat32, kFloat16, kBfloat16 };

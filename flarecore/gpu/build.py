@@ -17,10 +17,11 @@ from flarecore.gpu.fused_sampler import choose_sampler
 from flarecore.gpu.handles import GpuEngine
 from flarecore.gpu.kv_cache import BLOCK_TOKENS, blocks_for
 from flarecore.gpu.options import GpuOptions
-from flarecore.gpu.row_sampling import RowSampler, token_flags_table
+from flarecore.gpu.row_sampling import RowSampler
 from flarecore.gpu.shape import DecoderShape
 from flarecore.gpu.state import StepLimits
 from flarecore.gpu.stepper import Stepper
+from flarecore.gpu.token_flags import TokenFlagTable
 from flarecore.gpu.weights import DTYPES, DecoderWeights, GgufSource, load_weights
 
 if TYPE_CHECKING:
@@ -107,11 +108,12 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, passage_cache_bytes
     forward = Forward(shape, weights, kv, row_tile=options.row_tile,
                       max_decode_rows=options.max_batch_rows, max_prefill_rows=max_batch_tokens)
     tokenizer = model.tokenizer
-    token_flags = token_flags_table(tokenizer.token_table, sorted(tokenizer.eos_token_ids), device)
-    fused = choose_sampler(sampler, token_flags, options.max_batch_rows)
+    token_flags = TokenFlagTable(tokenizer.token_table, tokenizer.eos_token_ids, device)
+    fused = choose_sampler(sampler, token_flags.device, options.max_batch_rows)
     adjuster = Adjuster(ops, options.max_batch_rows, shape.vocab_size, device)
     row_sampler = RowSampler(fused, device, adjuster, use_reference=sampler == "reference")
-    runner = DecodeRunner(forward, fused, steps_per_replay=options.steps_per_replay,
+    runner = DecodeRunner(forward, fused, token_flags, steps_per_replay=options.steps_per_replay,
+                          steps_per_run=options.steps_per_run,
                           use_graphs=options.graphs and device.type == "cuda")
     stepper = Stepper(forward, row_sampler, runner, is_deterministic=deterministic)
     core = Core(EngineSetup(
@@ -120,6 +122,7 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, passage_cache_bytes
         vocab_size=shape.vocab_size,
         limits=StepLimits(prefill_rows=max_batch_tokens,
                           decode_rows=min(_PROPOSAL_ROWS, options.max_batch_rows),
-                          run_steps=options.steps_per_replay, can_run=sampler != "reference"),
+                          replay_steps=min(options.steps_per_replay, options.steps_per_run),
+                          run_steps=1 if sampler == "reference" else options.steps_per_run),
         max_decode_rows=options.max_batch_rows))
     return GpuEngine(core, shape.vocab_size, passage_cache_bytes, _level_of(device))

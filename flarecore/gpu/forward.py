@@ -1,8 +1,10 @@
 """The forward pass of a decoder on torch tensors: Triton kernels between matrix products.
 
 The residual stream is float32, everything between two products has the weights' dtype, logits are
-float32. Two kinds of rows (products.py tells why): decode rows, whose logits are sampled or scored,
-and prefill rows, which only leave their keys and values behind.
+float32. A layer is nine launches: four products, rotation and KV store, attention, activation, and
+twice what was computed added to the stream with the next norm. Two kinds of rows (products.py tells
+why): decode rows, whose logits are sampled or scored, and prefill rows, which only leave their keys
+and values behind.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ class _Buffers:
         def new(columns: int, kind: torch.dtype = dtype) -> torch.Tensor:
             return torch.zeros((rows, columns), dtype=kind, device=device)
 
-        self.gathered = new(shape.hidden_size)
+        self.read = new(shape.hidden_size)  # what of `normed` has logits that somebody wants
         self.residual = new(shape.hidden_size, torch.float32)
         self.normed = new(shape.hidden_size)
         self.qkv = new(shape.qkv_size)
@@ -185,7 +187,7 @@ class Forward:
             # The product with the vocabulary is the largest: no tile of it for rows nobody reads.
             num_rows = rows.logit_rows.shape[0]
             padded = -(-num_rows // self.row_tile) * self.row_tile
-            hidden = self._buffers.gathered
+            hidden = self._buffers.read
             self.kv.ops.gather_rows(self._buffers.normed[: rows.num_rows], rows.logit_rows,
                                     hidden[:num_rows])
         multiply(hidden[:padded], self.weights.head, self._logits[:padded], self.row_tile,
@@ -200,13 +202,9 @@ class Forward:
     def _layers(self, rows: Rows, padded: int, tile: int, *, is_prefill: bool) -> None:
         shape, weights, buffers = self.shape, self.weights, self._buffers
         n = rows.num_rows
-        torch.index_select(weights.embedding, 0, rows.token_ids, out=buffers.gathered[:n])
-        residual = buffers.residual[:n]
-        residual.copy_(buffers.gathered[:n])
-        if shape.embedding_scale != 1.0:
-            residual.mul_(shape.embedding_scale)
-        rms_norm = self._kernels.norm.rms_norm
-        rms_norm(residual, weights.layers[0].attention_norm, self._eps, out=buffers.normed[:n])
+        self._kernels.norm.embed_norm(
+            rows.token_ids, weights.embedding, weights.layers[0].attention_norm, self._eps,
+            scale=shape.embedding_scale, residual=buffers.residual[:n], out=buffers.normed[:n])
         for index, layer in enumerate(weights.layers):
             is_last = index + 1 == shape.num_layers
             multiply(buffers.normed[:padded], layer.qkv, buffers.qkv[:padded], tile)
@@ -253,9 +251,7 @@ class Forward:
 
     def _add_and_norm(self, n: int, post_norm: torch.Tensor | None, norm: torch.Tensor) -> None:
         """residual += delta (normed first where the architecture says so); normed = norm of it."""
-        buffers, eps = self._buffers, self._eps
-        rms_norm = self._kernels.norm.rms_norm
-        delta = buffers.delta[:n]
-        if post_norm is not None:
-            rms_norm(delta, post_norm, eps, out=delta)
-        rms_norm(delta, norm, eps, residual=buffers.residual[:n], out=buffers.normed[:n])
+        buffers = self._buffers
+        self._kernels.norm.rms_norm(
+            buffers.delta[:n], norm, self._eps, residual=buffers.residual[:n],
+            post_weight=post_norm, out=buffers.normed[:n])

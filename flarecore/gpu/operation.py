@@ -13,16 +13,17 @@ decode counts as not computed, so that speculation and runs leave the same keys 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 
 from flarecore import _C
 from flarecore.errors import CancelledError, DeadlineExceeded, FlarecoreError
-from flarecore.gpu.decode_run import RunRequest, RunResult
-from flarecore.gpu.kv_cache import KvCache
+from flarecore.gpu.kv_cache import BLOCK_TOKENS, KvCache
 from flarecore.gpu.passages import GpuPassage, PassageBlocks
 from flarecore.gpu.pending import Pending, milliseconds_since
 from flarecore.gpu.row_sampling import INVALID_LOGITS, RowRequest
+from flarecore.gpu.run_bucket import RunEnds, RunRequest, RunResult
 from flarecore.gpu.state import (
     HeldTokens,
     OperationRequest,
@@ -74,10 +75,16 @@ class GpuOperation(Pending):
         """Raises CancelledError or DeadlineExceeded."""
         if self._is_cancelled:
             raise CancelledError("the operation was cancelled; the sequence is as it was before it")
+        if self.is_overdue:
+            raise DeadlineExceeded(f"the deadline of {self.request.deadline_ms} ms passed; the "
+                                   "sequence is as it was before the operation")
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether check_limits() would raise. Any thread may ask."""
         deadline = self.request.deadline_ms
-        if deadline is not None and milliseconds_since(self._submitted) >= deadline:
-            raise DeadlineExceeded(f"the deadline of {deadline} ms passed; the sequence is as it "
-                                   "was before the operation")
+        return self._is_cancelled or (
+            deadline is not None and milliseconds_since(self._submitted) >= deadline)
 
     def begin(self, cache: KvCache) -> bool:
         """Takes cached prefixes and held tokens. True if that already finished it."""
@@ -116,6 +123,23 @@ class GpuOperation(Pending):
         self._count(part)
         return part
 
+    def lengthen_run(self, cache: KvCache, part: StepPart, limits: StepLimits, num_sharing: int,
+                     ) -> None:
+        """Lets a run go on for as long as the record has room, where nothing else waits for it.
+
+        The free blocks are shared with the operations still to come, `num_sharing` with this one.
+        """
+        run = part.run
+        # Where text is known that may recur, it is asked for a proposal after every replay.
+        if run is None or self._has_sources:
+            return
+        blocks, num_free = self.sequence.kv.blocks, cache.pool.num_available
+        room = (len(blocks) + num_free // num_sharing) * BLOCK_TOKENS - run.position
+        steps = min(self._most_steps(limits.run_steps), room)
+        if steps > run.num_steps:
+            part.run = dataclasses.replace(run, num_steps=steps)
+            cache.reserve(self.sequence.kv, self._end_of(part))
+
     def take(self, part: StepPart, rows: list[Sampled], run: RunResult | None) -> None:
         """Takes what the step's rows gave. Raises FlarecoreError if that is not numbers."""
         part.computed = part.position + part.num_rows
@@ -130,6 +154,8 @@ class GpuOperation(Pending):
         """Books the step. True when the operation is finished."""
         computed = min(part.computed, len(self._tokens))
         cache.commit(self.sequence.kv, self._tokens, computed)
+        if part.run is not None:  # what was reserved for steps that were not needed
+            cache.truncate(self.sequence.kv, computed)
         if self._state is not None:
             return self._state.is_finished
         return computed >= len(self._tokens) - (self.passage is None)
@@ -195,12 +221,15 @@ class GpuOperation(Pending):
                    self._context_length - 1 - num_tokens, limits.decode_rows - pending)
         proposal = self._proposer.propose(
             tokens[-max(num_sampled, 3):], num_sampled, room) if self._has_sources else []
-        can_run = limits.can_run and not settings.adjusts_logits
-        if pending == 1 and not proposal and can_run:
-            steps = self._run_steps(cache, num_tokens, num_sampled, limits)
-            if steps > 1:
+        if pending == 1 and not proposal and limits.run_steps > 1:
+            # A budget that is nearly used up is no reason to fail while single steps still fit.
+            room = cache.num_reservable(self.sequence.kv) - (num_tokens - 1)
+            steps = min(self._most_steps(limits.replay_steps), room)
+            if steps >= 1:
                 part.run = RunRequest(tokens[-1], num_tokens - 1, self.sequence.kv.blocks, steps,
-                                      settings, self.sequence.kv.view)
+                                      settings, self._run_ends(),
+                                      tokens if settings.adjusts_logits else (),
+                                      self.sequence.kv.view)
                 return
         fed = [*tokens, *proposal]
         end = min(len(fed), begin + limits.decode_rows)
@@ -209,13 +238,18 @@ class GpuOperation(Pending):
             RowRequest(p, settings, fed[: p + 1] if settings.adjusts_logits else ())
             for p in range(max(begin, num_tokens - 1), end)]  # what comes next is known before
 
-    def _run_steps(self, cache: KvCache, num_tokens: int, num_sampled: int,
-                   limits: StepLimits) -> int:
-        # Where text is known that may recur, it is asked for a proposal more often.
-        most = limits.run_steps // 2 if self._has_sources else limits.run_steps
-        steps = min(most, self.request.max_tokens - num_sampled, self._context_length - num_tokens)
-        # A budget that is nearly used up is no reason to fail while single steps still fit.
-        return min(steps, cache.num_reservable(self.sequence.kv) - (num_tokens - 1))
+    def _most_steps(self, limit: int) -> int:
+        """Steps of a run: no more tokens than may still be sampled."""
+        num_tokens = len(self._tokens)
+        num_sampled = num_tokens - self._decode_start
+        return min(limit, self.request.max_tokens - num_sampled,
+                   self._context_length - num_tokens)
+
+    def _run_ends(self) -> RunEnds:
+        request, state = self.request, self._state
+        is_looking_ahead = state is not None and state.is_looking_ahead
+        return RunEnds(request.until_sentence or is_looking_ahead, is_looking_ahead, request.stop,
+                       request.stop_below)
 
     def _end_of(self, part: StepPart) -> int:
         return part.position + part.num_rows + (part.run.num_steps if part.run is not None else 0)
@@ -252,6 +286,7 @@ class GpuOperation(Pending):
         elif run.is_invalid:
             raise FlarecoreError(INVALID_LOGITS)
         part.computed = begin + taken
+        part.num_run_rows = len(sampled)
         self._stats["num_steps"] += taken
 
     def _take_rows(self, part: StepPart, rows: list[Sampled]) -> None:

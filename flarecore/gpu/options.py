@@ -16,7 +16,7 @@ _DEVICE_OPS = ("auto", "cuda", "torch")
 @named_options
 @dataclass(frozen=True)
 class GpuOptions:
-    """How an engine uses a GPU. Results do not depend on `graphs` and `steps_per_replay`.
+    """How an engine uses a GPU. Results do not depend on `graphs` and the numbers of steps.
 
     Parameters
     ----------
@@ -24,8 +24,11 @@ class GpuOptions:
         Decode in captured CUDA graphs; False launches every kernel by itself (the slow twin). On
         CPU tensors there are none in any case.
     steps_per_replay : int
-        Most decode steps between two looks of the host. What is sampled beyond the end of a
-        sentence begins the next decode with the same sampling.
+        Decode steps of one graph. The device stops a sequence by itself where a sentence may have
+        ended; steps of the replay that are left then are lost.
+    steps_per_run : int
+        Most decode steps between two synchronisations: what the record of sampled tokens holds.
+        Usually the end of a sentence comes first. 1 takes one step at a time (the slow twin).
     row_tile : {16, 64, 256}
         Rows of every matrix product that decode, verification and scoring rows go through. More
         rows take several products: 16 is fastest for one sequence, 64 for a full batch.
@@ -37,14 +40,16 @@ class GpuOptions:
     """
 
     graphs: bool = True
-    steps_per_replay: int = 8
+    steps_per_replay: int = 4
+    steps_per_run: int = 128
     row_tile: int = 16
     max_batch_rows: int = 64
     device_ops: str = "auto"
 
     def __post_init__(self) -> None:
         check_bool("graphs", self.graphs)
-        check_int("steps_per_replay", self.steps_per_replay, 2, 256)
+        check_int("steps_per_replay", self.steps_per_replay, 1, 256)
+        check_int("steps_per_run", self.steps_per_run, 1, 4096)
         check_choice("device_ops", self.device_ops, _DEVICE_OPS)
         if check_int("row_tile", self.row_tile, 16, 256) not in _ROW_TILES:
             raise ConfigError(f"row_tile must be one of {_ROW_TILES}, got {self.row_tile}")

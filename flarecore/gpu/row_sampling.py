@@ -17,7 +17,7 @@ from flarecore.gpu.mirrored import Mirrored
 from flarecore.reference.sampler import sample as reference_sample
 
 __all__ = ["INVALID_LOGITS", "RowRequest", "RowSampler", "RowSettings", "fill_settings",
-           "state_fields", "state_of", "token_flags_table"]
+           "history_fields", "progress_fields", "setting_fields", "state_fields", "state_of"]
 
 INVALID_LOGITS = ("the model produced NaN logits or no finite one: its weights or activations "
                   "overflow")
@@ -70,59 +70,61 @@ class RowSettings:
         return self.temperature > 0.0 and is_filter
 
 
-def state_fields(num_rows: int, capacity: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Fields of a `Mirrored` that holds a SamplerState of the kernels."""
+Fields = dict[str, tuple[Any, tuple[int, ...]]]  # of a Mirrored
+
+
+def progress_fields(num_rows: int) -> Fields:
+    """What moves on in a row and tells how far it is."""
+    return {"flags": (np.int32, (num_rows,)), "num_sampled": (np.int32, (num_rows,))}
+
+
+def setting_fields(num_rows: int) -> Fields:
+    """Settings of a row, and what moves on in it and matters on the device only."""
     rows = (num_rows,)
     return {
         "floats": (np.float32, (num_rows, 5)), "ints": (np.int64, (num_rows, 5)),
-        "positions": (np.int32, rows), "tokens": (np.int32, rows), "flags": (np.int32, rows),
-        "num_sampled": (np.int32, rows), "min_prob": (np.float32, rows),
-        "history_tokens": (np.int32, (num_rows, capacity)),
-        "history_probs": (np.float32, (num_rows, capacity)),
-        "history_flags": (np.uint8, (num_rows, capacity)),
+        "positions": (np.int32, rows), "tokens": (np.int32, rows), "min_prob": (np.float32, rows),
     }
 
 
-def state_of(mirrored: Mirrored) -> Any:
-    """The kernels' SamplerState over the device side of :func:`state_fields`."""
-    return load_kernels().sampling.SamplerState(**mirrored.device)
+def history_fields(num_rows: int, capacity: int) -> Fields:
+    """What was sampled."""
+    shape = (num_rows, capacity)
+    return {"history_tokens": (np.int32, shape), "history_probs": (np.float32, shape),
+            "history_flags": (np.uint8, shape)}
 
 
-def fill_settings(host: Mapping[str, Any], row: int, settings: RowSettings | None) -> None:
-    """Writes a row's settings into the host side; None: greedy."""
+def state_fields(num_rows: int, capacity: int) -> Fields:
+    """All fields of a SamplerState of the kernels."""
+    return {**setting_fields(num_rows), **progress_fields(num_rows),
+            **history_fields(num_rows, capacity)}
+
+
+def state_of(*parts: Mirrored) -> Any:
+    """The kernels' SamplerState over the device sides, which have its fields between them."""
+    fields = {name: tensor for part in parts for name, tensor in part.device.items()}
+    return load_kernels().sampling.SamplerState(**fields)
+
+
+def fill_settings(host: Mapping[str, Any], row: int, settings: RowSettings | None, *,
+                  halt_flags: int = 0, below: float = 0.0) -> None:
+    """Writes a row's settings into the host side; None: greedy.
+
+    `halt_flags` are TokenFlag bits that halt the row besides the usual ones, `below` is what
+    BELOW_THETA compares confidences with.
+    """
     flag = load_kernels().sampling.TokenFlag
-    halt = int(flag.INVALID | flag.FULL)
+    halt = int(flag.INVALID | flag.FULL) | halt_flags
     if settings is None:
-        host["floats"][row] = (0.0, 1.0, 0.0, 0.0, 0.0)
+        host["floats"][row] = (0.0, 1.0, 0.0, 0.0, below)
         host["ints"][row] = (0, 0, 0, 0, halt | int(flag.EOS))
         return
     if not settings.ignore_eos:
         halt |= int(flag.EOS)
     seed = settings.seed - 2 * _SIGN if settings.seed >= _SIGN else settings.seed
-    # β and θ are compared on the host: a decode may have them changed without another sampling.
-    host["floats"][row] = (settings.temperature, settings.top_p, settings.min_p, 0.0, 0.0)
+    host["floats"][row] = (settings.temperature, settings.top_p, settings.min_p, 0.0, below)
     host["ints"][row] = (seed, settings.stream, settings.pass_index,
                          min(settings.top_k, 1 << 18), halt)
-
-
-_MAY_END = (*(c.encode() for c in ".?!\n\r。！？…｡．؟۔।॥։።"), b"\x85")
-
-
-def token_flags_table(token_bytes: Sequence[bytes], eos: Sequence[int],
-                      device: torch.device) -> torch.Tensor:
-    """(vocab,) uint8 TokenFlag bits: end of text, and whether a sentence may end with the token.
-
-    A piece of a UTF-8 character may end one as well: what it belongs to is known on the host only.
-    """
-    flag = load_kernels().sampling.TokenFlag
-    table = np.zeros(len(token_bytes), np.uint8)
-    for token_id, text in enumerate(token_bytes):
-        is_piece = bool(text) and (text[-1] & 0xC0) == 0x80 and len(text) < 3
-        if is_piece or any(mark in text for mark in _MAY_END):
-            table[token_id] = int(flag.MAY_END)
-    for token_id in eos:
-        table[token_id] |= int(flag.EOS)
-    return torch.from_numpy(table).to(device)
 
 
 @dataclass(frozen=True)

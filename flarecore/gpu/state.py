@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flarecore.errors import ConfigError, ContextOverflowError, FlarecoreError
-from flarecore.gpu.decode_run import RunRequest
 from flarecore.gpu.kv_cache import KvSequence
 from flarecore.gpu.row_sampling import RowRequest, RowSettings
+from flarecore.gpu.run_bucket import RunRequest
 
 if TYPE_CHECKING:
     from flarecore.gpu.operation import GpuOperation
@@ -66,15 +66,17 @@ class OperationRequest:
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Most prefill rows and decode rows that an operation may feed in a step, and decode steps.
+    """Most prefill rows and decode rows that an operation may feed in a step, and steps of a run.
 
-    None of them depends on what else runs: it would show in a prefill's last bits.
+    The rows do not depend on what else runs: it would show in a prefill's last bits. A run has up
+    to `replay_steps` steps beside other work and `run_steps` where all operations have runs; with
+    `run_steps` 1 there are no runs, every token goes through a verification pass.
     """
 
     prefill_rows: int
     decode_rows: int
+    replay_steps: int
     run_steps: int
-    can_run: bool = True  # False: every token through a verification pass (reference sampler)
 
 
 @dataclass
@@ -91,6 +93,7 @@ class StepPart:
     row_ids: list[int] = field(default_factory=list)
     row_requests: list[RowRequest] = field(default_factory=list)
     run: RunRequest | None = None
+    num_run_rows: int = 0  # of the run, once it is over: steps that sampled a token
     error: FlarecoreError | None = None
 
     @property

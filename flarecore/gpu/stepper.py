@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from flarecore.gpu.decode_run import DecodeRunner, RunResult
+from flarecore.gpu.decode_run import DecodeRun, DecodeRunner
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.forward import Forward, Rows
 from flarecore.gpu.mirrored import Mirrored
 from flarecore.gpu.passages import PassageView, bucket_width, fill_table, table_fields
 from flarecore.gpu.row_sampling import RowSampler
+from flarecore.gpu.run_bucket import RunResult
 from flarecore.gpu.state import Sampled, StepPart
 
 __all__ = ["Stepper", "make_rows"]
@@ -84,6 +86,11 @@ class Stepper:
     ----------
     is_deterministic
         Prefill rows run as decode rows: in the same products and the same order of attention.
+
+    Attributes
+    ----------
+    num_waits
+        How often the host has waited for the device: once a step.
     """
 
     def __init__(self, forward: Forward, sampler: RowSampler, runner: DecodeRunner,
@@ -92,6 +99,7 @@ class Stepper:
         self.runner = runner
         self.sampler = sampler
         self.copy_blocks = forward.kv.copy_blocks
+        self.num_waits = 0
         self._is_deterministic = is_deterministic
         self._is_cuda = forward.device.type == "cuda"
         self._stream: Any = None
@@ -110,18 +118,29 @@ class Stepper:
             with torch.cuda.device(self.forward.device), torch.cuda.stream(self._stream):
                 yield
 
-    def step(self, parts: Sequence[StepPart]) -> list[tuple[list[Sampled], RunResult | None]]:
-        """Sampled or scored rows, and the run, of each part."""
+    def step(self, parts: Sequence[StepPart], is_wanted: Callable[[], bool],
+             ) -> list[tuple[list[Sampled], RunResult | None]]:
+        """Sampled or scored rows, and the run, of each part.
+
+        Runs go on until they have to stop, or at the end of a replay if `is_wanted`.
+        """
         with contextlib.nullcontext() if self._is_cuda else _interpreter_lock:
             for part in parts:
                 if part.prefill_ids:
                     self._prefill(part)
             finish_rows = self._verify([part for part in parts if part.row_ids])
-            finish_runs = self._run([part for part in parts if part.run is not None])
-            if self._stream is not None:
-                self._stream.synchronize()
-            rows, runs = finish_rows(), finish_runs()
-        return [(rows.get(id(part), []), runs.get(id(part))) for part in parts]
+            runs = [part for part in parts if part.run is not None]
+            run = self._run(runs, is_wanted) if runs else None
+            self._wait()
+            rows = finish_rows()
+            results = {} if run is None else {
+                id(part): result for part, result in zip(runs, run.results(), strict=True)}
+        return [(rows.get(id(part), []), results.get(id(part))) for part in parts]
+
+    def _wait(self) -> None:
+        self.num_waits += 1
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _prefill(self, part: StepPart) -> None:
         kv = part.operation.sequence.kv
@@ -161,15 +180,10 @@ class Stepper:
 
         return finish
 
-    def _run(self, parts: Sequence[StepPart]) -> Callable[[], dict[int, RunResult]]:
-        """Queues the runs; likewise."""
-        requests = [part.run for part in parts if part.run is not None]
-        if not requests:
-            return dict
-        bucket = self.runner.launch(requests)
-
-        def finish() -> dict[int, RunResult]:
-            results = self.runner.results(bucket, requests)
-            return {id(part): result for part, result in zip(parts, results, strict=True)}
-
-        return finish
+    def _run(self, parts: Sequence[StepPart], is_wanted: Callable[[], bool]) -> DecodeRun:
+        """All steps of the runs, queued; their results are there after a synchronise."""
+        run = self.runner.launch([part.run for part in parts if part.run is not None])
+        while not run.advance(is_wanted):
+            time.sleep(0)  # other threads' turn; the device reports every step
+        run.collect()
+        return run

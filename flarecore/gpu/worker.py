@@ -2,8 +2,9 @@
 
 One thread launches everything, in the order of one stream. Every step merges the next part of all
 running operations: prefill rows (each sequence's in passes of its own), then the decode rows of all
-verifications in one pass, then all runs of decode steps. One lock guards sequences, cache and
-queue; it is not held while a step runs.
+verifications in one pass, then all runs of decode steps. Beside other work a run has a few steps,
+alone it goes on up to the end of a sentence or until other work comes. One lock guards sequences,
+cache and queue; it is not held while a step runs.
 """
 
 from __future__ import annotations
@@ -211,6 +212,9 @@ class Worker:
             prefill_rows += len(part.prefill_ids)
             decode_rows += len(part.row_ids)
             num_runs += part.run is not None
+        if len(parts) == len(self._running) and all(part.run is not None for part in parts):
+            for index, part in enumerate(parts):
+                part.operation.lengthen_run(self._cache, part, setup.limits, len(parts) - index)
         # Whoever was served goes to the back, so that a long prefill cannot starve the others.
         for part in parts:
             self._running.remove(part.operation)
@@ -219,7 +223,7 @@ class Worker:
 
     def _step(self, parts: Sequence[StepPart]) -> None:
         try:
-            results = self._setup.stepper.step(parts)
+            results = self._setup.stepper.step(parts, lambda: self._is_wanted(parts))
         except Exception as error:  # whatever it is, waiters must hear of it
             for part in parts:
                 part.error = FlarecoreError(f"the forward pass failed: {error}")
@@ -232,10 +236,16 @@ class Worker:
             except Exception as error:
                 part.error = FlarecoreError(f"taking the sampled tokens failed: {error!r}")
 
+    def _is_wanted(self, parts: Sequence[StepPart]) -> bool:
+        """Whether runs should make way. Without the lock: what it misses it sees a replay later."""
+        return (self._is_stopping or bool(self._completed) or bool(self._jobs)
+                or len(self._running) > len(parts)
+                or any(part.operation.is_overdue for part in parts))
+
     def _commit(self, parts: Sequence[StepPart]) -> None:
         self._num_steps += bool(parts)
         for part in parts:
-            self._num_rows += part.num_rows + (part.run.num_steps if part.run is not None else 0)
+            self._num_rows += part.num_rows + part.num_run_rows
             if part.error is not None:
                 self._fail(part.operation, part.error)
             else:

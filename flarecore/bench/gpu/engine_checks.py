@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -140,13 +140,26 @@ class EngineChecks:
         variants: list[tuple[str, dict[str, Any]]] = [
             ("graphs", {}), ("direct", {"gpu": GpuOptions(graphs=False, max_batch_rows=32)}),
             ("3 steps", {"gpu": GpuOptions(steps_per_replay=3, max_batch_rows=32)}),
+            ("one step at a time", {"gpu": GpuOptions(steps_per_run=1, max_batch_rows=32)}),
             ("triton", {"sampler": "triton"})]
-        for name, options in variants[1:3] if self.is_quick else variants:
+        for name, options in variants[1:4] if self.is_quick else variants:
             with self.engine(**options) as engine:
                 found.append(_bits(self.decode(engine)))
                 names.append(name)
         _require_equal(found, ", ".join(names))
         return ", ".join(names)
+
+    def runs(self) -> str:
+        """The host waits once for a whole decode; what ends it is found on the device."""
+        with self.warm_engine() as engine:
+            stepper = cast(Any, engine._native)._core._setup.stepper
+            before, replays = stepper.num_waits, stepper.runner.num_replays
+            decoded = self.decode(engine)
+            waits = stepper.num_waits - before
+            if waits > 2:  # the rest of a prompt that is cached may take a step of its own
+                raise AssertionError(f"waited {waits} times for {self.num_tokens} tokens")
+            return (f"{len(decoded.token_ids)} tokens, {waits} wait(s), "
+                    f"{stepper.runner.num_replays - replays} replays")
 
     def deterministic_prefill(self) -> str:
         found = []
@@ -245,6 +258,7 @@ class EngineChecks:
             ("speculation on and off: bits", self.speculation),
             ("alone and in a batch: bits", self.company),
             ("graphs, runs, samplers: bits", self.twins),
+            ("runs: waits of the host", self.runs),
             ("deterministic prefill: bits", self.deterministic_prefill),
             ("default prefill: tolerance", self.default_prefill),
             ("rollback and fork: bits", self.kv_operations),

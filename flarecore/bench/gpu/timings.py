@@ -20,13 +20,14 @@ from flarecore.bench.gpu.sampler_timings import measure_samplers
 from flarecore.bench.gpu.shapes import SHAPES, random_weights
 from flarecore.bench.gpu.timers import in_graph_us, time_us
 from flarecore.engine import Engine
-from flarecore.gpu.decode_run import DecodeRunner, RunRequest
+from flarecore.gpu.decode_run import DecodeRunner
 from flarecore.gpu.device_ops import choose_ops
 from flarecore.gpu.forward import Forward, KvTensors
 from flarecore.gpu.fused_sampler import choose_sampler
 from flarecore.gpu.kv_cache import blocks_for
 from flarecore.gpu.options import GpuOptions
 from flarecore.gpu.row_sampling import RowSettings
+from flarecore.gpu.run_bucket import RunRequest
 from flarecore.gpu.shape import DecoderShape
 from flarecore.gpu.stepper import make_rows
 from flarecore.model import Model
@@ -98,10 +99,10 @@ class ShapeCase:
 
     def step_us(self, num_rows: int, sampler: Any = None) -> float:
         """One decode step of a batch at a context of 512 tokens, in runs of eight."""
+        steps = _STEPS if self.settings.is_cuda else 2
         runner = DecodeRunner(
             self.forward, sampler or choose_sampler("fused", self._flags, 64),
-            steps_per_replay=_STEPS if self.settings.is_cuda else 2,
-            use_graphs=self.settings.is_cuda)
+            steps_per_replay=steps, steps_per_run=steps, use_graphs=self.settings.is_cuda)
         context = _CONTEXT if self.settings.is_cuda else 33
         width = blocks_for(context + _STEPS)
         requests = [
