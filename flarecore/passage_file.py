@@ -5,8 +5,8 @@ Layout, little-endian: 8 bytes ``FLAREPKV``, uint32 format version, uint32 heade
 (int64: first id, number of ids) and passages (int64: head, first id, number of ids, offset of the
 blocks, their size in bytes, their CRC-32); each begins at a multiple of 64. The blocks of a passage
 begin at a multiple of 4096. The header names what the bits depend on: the model (SHA-256 of its
-file), compute mode, CPU level and shape of the blocks. A passage is found by its own ids and those
-of the head, which say all that a template does.
+file), compute mode, CPU level or GPU, and shape of the blocks. A passage is found by its own ids
+and those of the head, which say all that a template does.
 
 Header and tables are checked when a file is opened, blocks when they are first used.
 """
@@ -18,8 +18,10 @@ import json
 import os
 import struct
 import threading
+import weakref
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +49,19 @@ _TABLES = (("ids", 1, "<i4"), ("heads", 2, "<i8"), ("passages", 6, "<i8"))
 Table = npt.NDArray[Any]
 
 
+@dataclass(frozen=True)
+class _StoredPassage:
+    """A passage whose blocks are mapped, as far as writing it goes; ``data`` is (bytes,) uint8."""
+
+    head_ids: list[int]
+    token_ids: list[int]
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
 class PassageKvFile:
     """Passages in a file, mapped read-only. Replace such a file by renaming, never write into it.
 
@@ -61,7 +76,9 @@ class PassageKvFile:
         self._mapped = mapped
         self._tables = tables
         self._lock = threading.Lock()
-        self._loaded: dict[int, PassageKv] = {}
+        self.is_mapped = engine.model.device == "cpu"  # else blocks are copied to the device
+        self._loaded: MutableMapping[int, PassageKv] = (
+            {} if self.is_mapped else weakref.WeakValueDictionary())
         heads = [self._ids(begin, size).tobytes() for begin, size in tables["heads"].tolist()]
         self._rows = {
             (heads[row[0]], self._ids(row[1], row[2]).tobytes()): n
@@ -74,13 +91,13 @@ class PassageKvFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], engine: Engine) -> PassageKvFile:
-        """Maps a file that was written with the same model, compute mode and CPU level.
+        """Maps a file that was written with the same model, compute mode and CPU level or GPU.
 
         Raises
         ------
         PassageFileError
             The file is missing, damaged, hostile, of another version, or belongs to another model,
-            compute mode or CPU level; the message says which.
+            compute mode, CPU level or GPU; the message says which.
         """
         where = os.fspath(path)
         try:
@@ -90,16 +107,28 @@ class PassageKvFile:
         return cls(where, engine, mapped, _read_tables(where, mapped.data, _key_of(engine)))
 
     @classmethod
-    def write(cls, path: str | os.PathLike[str], engine: Engine,
-              passages: Iterable[PassageKv]) -> None:
+    def write(cls, path: str | os.PathLike[str], engine: Engine, passages: Iterable[PassageKv], *,
+              extends: PassageKvFile | None = None) -> None:
         """Writes passages that `engine` encoded; an existing file is replaced in one step.
+
+        Parameters
+        ----------
+        path : path
+        engine : Engine
+        passages : iterable of PassageKv
+        extends : PassageKvFile, optional
+            Its passages are written as well, from where they are mapped: however many there are,
+            none of them takes memory of the engine.
 
         Raises
         ------
         PassageFileError
-            The file cannot be written; what was there is as it was.
+            The file cannot be written, or blocks of the one that it extends are damaged; what was
+            there is as it was.
         """
-        unique = {(tuple(p.head_ids), tuple(p.token_ids)): p for p in passages}
+        kept = extends._stored() if extends is not None else []
+        given: list[PassageKv | _StoredPassage] = [*passages, *kept]
+        unique = {(tuple(p.head_ids), tuple(p.token_ids)): p for p in given}
         try:
             _write(path, _key_of(engine), list(unique.values()))
         except OSError as error:
@@ -107,41 +136,65 @@ class PassageKvFile:
                 f"passage file {os.fspath(path)}: cannot be written: {error}") from None
 
     def find(self, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv | None:
-        """A passage, its blocks where they are mapped; None if the file has it not.
+        """A passage, its blocks where they are mapped (a GPU engine copies them); None if the file
+        has it not.
 
         Raises
         ------
         PassageFileError
             Its blocks are damaged.
         """
+        return self._find(head_ids, token_ids)[0]
+
+    def _find(self, head_ids: Sequence[int],
+              token_ids: Sequence[int]) -> tuple[PassageKv | None, bool]:
+        """The passage, and whether it was loaded just now."""
         key = (np.asarray(head_ids, "<i4").tobytes(), np.asarray(token_ids, "<i4").tobytes())
         row = self._rows.get(key)
         if row is None:
-            return None
+            return None, False
         with self._lock:
-            if row not in self._loaded:
-                self._loaded[row] = self._load(row, head_ids, token_ids)
-                self.num_loaded += 1
-            return self._loaded[row]
+            passage = self._loaded.get(row)
+            if passage is not None:
+                return passage, False
+            passage = self._loaded[row] = self._load(row, head_ids, token_ids)
+            self.num_loaded += 1
+            return passage, True
 
     def passages(self) -> list[PassageKv]:
-        """All passages of the file, checked."""
+        """All passages of the file, checked; a GPU engine must have the blocks for all of them."""
         found = []
-        for head, begin, size in self._tables["passages"][:, :3].tolist():
-            ids = self._ids(*self._tables["heads"][head].tolist()).tolist()
-            passage = self.find(ids, self._ids(begin, size).tolist())
+        for row in range(len(self._tables["passages"])):
+            passage = self.find(*self._ids_of(row))
             assert passage is not None
             found.append(passage)
         return found
+
+    def _stored(self) -> list[_StoredPassage]:
+        """All passages as they lie in the file, checked."""
+        return [_StoredPassage(*self._ids_of(row), self._checked_blocks(row))
+                for row in range(len(self._tables["passages"]))]
+
+    def _ids_of(self, row: int) -> tuple[list[int], list[int]]:
+        """Of head and passage."""
+        head, begin, size = self._tables["passages"][row, :3].tolist()
+        return (self._ids(*self._tables["heads"][head].tolist()).tolist(),
+                self._ids(begin, size).tolist())
+
+    def _checked_blocks(self, row: int) -> npt.NDArray[np.uint8]:
+        offset, size, checksum = self._tables["passages"][row, 3:].tolist()
+        blocks: npt.NDArray[np.uint8] = self._mapped.data[offset:offset + size]
+        if zlib.crc32(blocks.data) != checksum:
+            raise PassageFileError(
+                f"passage file {self.path}: the blocks of passage {row} are damaged")
+        return blocks
 
     def _ids(self, begin: int, size: int) -> Table:
         return self._tables["ids"][begin:begin + size, 0]
 
     def _load(self, row: int, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv:
-        offset, size, checksum = self._tables["passages"][row, 3:].tolist()
-        if zlib.crc32(self._mapped.data[offset:offset + size].data) != checksum:
-            raise PassageFileError(
-                f"passage file {self.path}: the blocks of passage {row} are damaged")
+        self._checked_blocks(row)
+        offset, size = self._tables["passages"][row, 3:5].tolist()
         return PassageKv(self._engine._native.load_passage(
             self._mapped, offset, size, list(head_ids), list(token_ids)))
 
@@ -150,7 +203,8 @@ def _key_of(engine: Engine) -> dict[str, Any]:
     """What the bits of a passage's K and V depend on, besides its ids."""
     config = engine.model.config
     return {
-        "model": engine.model.fingerprint, "compute": engine.compute, "isa": _C.cpu_isa(),
+        "model": engine.model.fingerprint, "compute": engine.compute,
+        "isa": _C.cpu_isa() if engine.model.device == "cpu" else engine._native.level,
         "num_layers": config.num_layers, "num_kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim, "block_size_bytes": engine.stats().block_size_bytes}
 
@@ -159,7 +213,8 @@ def _aligned(size: int, to: int) -> int:
     return (size + to - 1) // to * to
 
 
-def _write(path: str | os.PathLike[str], key: dict[str, Any], passages: list[PassageKv]) -> None:
+def _write(path: str | os.PathLike[str], key: dict[str, Any],
+           passages: Sequence[PassageKv | _StoredPassage]) -> None:
     heads: dict[tuple[int, ...], int] = {}
     for passage in passages:
         heads.setdefault(tuple(passage.head_ids), len(heads))

@@ -40,7 +40,8 @@ TYPES = {
     "history_flags_ptr": "*u8", "chunk_max_ptr": "*fp32", "chunk_sum_ptr": "*i64",
     "chunk_arg_ptr": "*i32", "group_max_ptr": "*fp32", "counters_ptr": "*i32",
     "row_stats_ptr": "*fp64", "candidates_ptr": "*i64", "weights_ptr": "*i64",
-    "token_ids_ptr": "*i32", "scale": "fp32", "scale_log2": "fp32", "eps": "fp32",
+    "layout_ptr": "*i32", "passage_ptr": "*i32", "token_ids_ptr": "*i32", "scale": "fp32",
+    "scale_log2": "fp32", "eps": "fp32",
     "weight_offset": "fp32",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages")
@@ -82,13 +83,17 @@ def cases() -> list[Case]:
     for head_dim, has_norm in ((64, False), (128, True)):
         constants = rope.rope_constants(32, head_dim, False, has_norm)
         label = f"head_dim {head_dim}" + (", norm" if has_norm else "")
+        found.append(Case(label + ", passages", rope._rope_store_kernel, "bf16",
+                          rope.rope_constants(32, head_dim, False, has_norm, True)))  # fmt: skip
         found.append(Case(label, rope._rope_store_kernel, "bf16", constants))
     for head_dim, dtype in ((64, "fp16"), (128, "bf16"), (256, "bf16")):
-        label = f"head_dim {head_dim}, group 4"
-        constants = attention_decode.decode_constants(32, 4, head_dim)
-        found.append(Case(label, attention_decode._decode_attention_kernel, dtype, constants))
-        constants = attention_prefill.prefill_constants(4, head_dim)
-        found.append(Case(label, attention_prefill._prefill_attention_kernel, dtype, constants))
+        for passages in (False, True):
+            label = f"head_dim {head_dim}, group 4" + (", passages" if passages else "")
+            constants = attention_decode.decode_constants(32, 4, head_dim, passages)
+            found.append(Case(label, attention_decode._decode_attention_kernel, dtype, constants))
+            constants = attention_prefill.prefill_constants(4, head_dim, passages)
+            found.append(
+                Case(label, attention_prefill._prefill_attention_kernel, dtype, constants))
     for vocab, dtype, filters in ((49152, "bf16", False), (128256, "fp32", True),
                                   (262144, "bf16", True)):  # fmt: skip
         constants = sampling.sample_constants(triton.cdiv(vocab, sampling.CHUNK))

@@ -233,8 +233,11 @@ def test_a_file_can_be_extended(tmp_path):
     engine, sequence = open_cached()
     file = PassageKvFile.open(path, engine)
     engine.passages.fetch_async(sequence, PASSAGES[4]).result()
-    PassageKvFile.write(path, engine, [*file.passages(), *engine.passages.passages()])
-    assert PassageKvFile.open(path, engine).num_passages == 3
+    PassageKvFile.write(path, engine, engine.passages.passages(), extends=file)
+    again = PassageKvFile.open(path, engine)
+    assert again.num_passages == 3 and file.num_loaded == 0
+    assert [(p.token_ids, p.data.tobytes()) for p in again.passages()[1:]] == [
+        (p.token_ids, p.data.tobytes()) for p in file.passages()]
     PassageKvFile.write(path, engine, [])
     assert PassageKvFile.open(path, engine).num_passages == 0
 

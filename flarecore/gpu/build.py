@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flarecore.errors import ConfigError
+from flarecore.gpu.adjustments import Adjuster
 from flarecore.gpu.decode_run import DecodeRunner
 from flarecore.gpu.device import open_device
+from flarecore.gpu.device_ops import choose_ops
 from flarecore.gpu.engine import Core, EngineSetup
 from flarecore.gpu.forward import Forward, KvTensors
 from flarecore.gpu.fused_sampler import choose_sampler
@@ -63,9 +65,21 @@ def _num_blocks(kv_cache_bytes: int | None, block_bytes: int, shape: DecoderShap
     return kv_cache_bytes // block_bytes
 
 
-def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampler: str,
-                max_batch_tokens: int, deterministic: bool, options: GpuOptions) -> GpuEngine:
+def _level_of(device: torch.device) -> str:
+    """What the bits of keys and values depend on besides model and compute mode."""
+    if device.type != "cuda":
+        return "interpreter"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"cuda sm_{major}{minor}, torch {torch.__version__}"
+
+
+def make_engine(model: Model, *, kv_cache_bytes: int | None, passage_cache_bytes: int | None,
+                compute: str, sampler: str, max_batch_tokens: int, deterministic: bool,
+                options: GpuOptions) -> GpuEngine:
     """The GPU counterpart of ``_C.Engine(...)``.
+
+    Blocks for passages are allocated with those of the cache and are no others: what no passage
+    holds serves the sequences.
 
     Raises
     ------
@@ -81,17 +95,23 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
     kv_dtype = _kv_dtype(compute, device)
     block_bytes = (2 * shape.num_layers * shape.kv_size * BLOCK_TOKENS * kv_dtype.itemsize)
     num_blocks = _num_blocks(kv_cache_bytes, block_bytes, shape, device)
+    if passage_cache_bytes is None:
+        passage_cache_bytes = num_blocks * block_bytes // 4
+    num_blocks += passage_cache_bytes // block_bytes
+    ops = choose_ops(options, device)
     try:
-        kv = KvTensors(shape, num_blocks, kv_dtype, device)
+        kv = KvTensors(shape, num_blocks, kv_dtype, device, ops)
     except RuntimeError as error:
-        raise ConfigError(f"the KV cache of {num_blocks * block_bytes} bytes does not fit into the "
-                          f"device's memory; pass a smaller kv_cache_bytes ({error})") from None
+        raise ConfigError(
+            f"the KV cache of {num_blocks * block_bytes} bytes does not fit into the device's "
+            f"memory; pass a smaller kv_cache_bytes or passage_cache_bytes ({error})") from None
     forward = Forward(shape, weights, kv, row_tile=options.row_tile,
                       max_decode_rows=options.max_batch_rows, max_prefill_rows=max_batch_tokens)
     tokenizer = model.tokenizer
     token_flags = TokenFlagTable(tokenizer.token_table, tokenizer.eos_token_ids, device)
     fused = choose_sampler(sampler, token_flags.device, options.max_batch_rows)
-    row_sampler = RowSampler(fused, device, use_reference=sampler == "reference")
+    adjuster = Adjuster(ops, options.max_batch_rows, shape.vocab_size, device)
+    row_sampler = RowSampler(fused, device, adjuster, use_reference=sampler == "reference")
     runner = DecodeRunner(forward, fused, token_flags, steps_per_replay=options.steps_per_replay,
                           steps_per_run=options.steps_per_run,
                           use_graphs=options.graphs and device.type == "cuda")
@@ -105,4 +125,4 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, compute: str, sampl
                           replay_steps=min(options.steps_per_replay, options.steps_per_run),
                           run_steps=1 if sampler == "reference" else options.steps_per_run),
         max_decode_rows=options.max_batch_rows))
-    return GpuEngine(core, shape.vocab_size)
+    return GpuEngine(core, shape.vocab_size, passage_cache_bytes, _level_of(device))

@@ -22,6 +22,7 @@ import torch
 
 from flarecore.gpu.forward import Forward
 from flarecore.gpu.fused_sampler import FusedSampler
+from flarecore.gpu.passages import bucket_width
 from flarecore.gpu.run_adjustments import RunAdjustments
 from flarecore.gpu.run_bucket import RunBucket, RunRequest, RunResult, StepVariant
 from flarecore.gpu.token_flags import TokenFlagTable
@@ -144,11 +145,13 @@ class DecodeRunner:
         variant = StepVariant(
             self._forward.context_bucket(max(r.position + r.num_steps for r in requests)),
             filters=any(request.settings.has_filters for request in requests),
-            adjusts=any(request.settings.adjusts_logits for request in requests))
+            adjusts=any(request.settings.adjusts_logits for request in requests),
+            width=bucket_width([request.view for request in requests]))
         if self.use_graphs:
             for steps in self._graph_sizes():  # before the rows are filled: a capture runs padding
                 self._graph(bucket, steps, variant)
         num_steps = self._fill(bucket, requests)
+        bucket.set_views(variant.width, [request.view for request in requests])
         if variant.adjusts:
             self._adjustments.fill(requests)
         run = DecodeRun(self, bucket, num_steps, variant)
@@ -186,7 +189,7 @@ class DecodeRunner:
         return sorted({1, max(1, self.steps_per_replay // 2), self.steps_per_replay})
 
     def _step(self, bucket: RunBucket, variant: StepVariant) -> None:
-        logits = self._forward.decode(bucket.rows(variant.context))
+        logits = self._forward.decode(bucket.rows(variant))
         choice = self._adjustments.choice(logits) if variant.adjusts else None
         self._sampler(logits, bucket.state, filters=variant.filters, choice_logits=choice)
         if variant.adjusts:
@@ -205,6 +208,7 @@ class DecodeRunner:
             return graph
         # Padding rows change nothing, so everything can be compiled and captured over them.
         bucket.clear()
+        bucket.set_views(variant.width, ())
         bucket.upload()
         self._step(bucket, variant)
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""One unit of work on a sequence of a GPU engine: extend, decode (after an extend) or score.
+"""One unit of work on a sequence of a GPU engine: extend, decode (after an extend), score, encode.
 
 The counterpart of ``csrc/engine/operation``, with the same life: the engine's worker drives it step
 by step (plan, take, commit) and completes it, any thread may wait for it or cancel it, and the
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-
-import numpy as np
+from collections.abc import Iterator
 
 from flarecore import _C
 from flarecore.errors import CancelledError, DeadlineExceeded, FlarecoreError
 from flarecore.gpu.kv_cache import BLOCK_TOKENS, KvCache
-from flarecore.gpu.pending import Pending
+from flarecore.gpu.passages import GpuPassage, PassageBlocks
+from flarecore.gpu.pending import Pending, milliseconds_since
 from flarecore.gpu.row_sampling import INVALID_LOGITS, RowRequest
 from flarecore.gpu.run_bucket import RunEnds, RunRequest, RunResult
 from flarecore.gpu.state import (
@@ -35,10 +35,6 @@ from flarecore.gpu.state import (
 
 __all__ = ["GpuOperation"]
 
-def _milliseconds_since(begin: float) -> float:
-    return (time.perf_counter() - begin) * 1000.0
-
-
 class GpuOperation(Pending):
     """See the module. Waiting and results are those of the native ``Operation``."""
 
@@ -48,7 +44,8 @@ class GpuOperation(Pending):
         self.sequence = sequence
         self.request = request
         self.has_begun = False
-        self._context_length = context_length
+        self.passage: PassageBlocks | None = None  # that it fills
+        self._context_length = context_length - sequence.kv.num_reserved
         self._tokens = list(sequence.tokens)  # the sequence's as they will be
         self._start_tokens = len(self._tokens)
         self._start_computed = sequence.kv.num_computed
@@ -87,7 +84,7 @@ class GpuOperation(Pending):
         """Whether check_limits() would raise. Any thread may ask."""
         deadline = self.request.deadline_ms
         return self._is_cancelled or (
-            deadline is not None and _milliseconds_since(self._submitted) >= deadline)
+            deadline is not None and milliseconds_since(self._submitted) >= deadline)
 
     def begin(self, cache: KvCache) -> bool:
         """Takes cached prefixes and held tokens. True if that already finished it."""
@@ -101,10 +98,13 @@ class GpuOperation(Pending):
             cache.truncate(kv, self._start_tokens - 1)
             self._stats["num_reused"] = kv.num_computed
             return not request.token_ids
+        if request.kind == "encode":  # its blocks are there or not before anything is computed
+            self.passage = cache.new_passage(self._tokens[: self._start_tokens],
+                                             request.token_ids)
         cache.attach_prefix(kv, self._tokens)
         self._stats["num_reused"] = kv.num_computed
         if self._state is None:
-            return kv.num_computed >= len(self._tokens) - 1
+            return request.kind == "extend" and kv.num_computed >= len(self._tokens) - 1
         if not request.token_ids and self._replay_held():
             return True
         cache.truncate(kv, len(self._tokens) - 1)
@@ -117,7 +117,7 @@ class GpuOperation(Pending):
         first_decode_row = max(begin, self._first_decode_row())
         end = min(first_decode_row, begin + limits.prefill_rows)
         part = StepPart(self, begin, prefill_ids=tokens[begin:end])
-        if end == first_decode_row and self.request.kind != "extend":
+        if end == first_decode_row and self.request.kind in ("decode", "score"):
             self._plan_decode(cache, part, end, limits)
         cache.reserve(kv, self._end_of(part))
         self._count(part)
@@ -158,14 +158,17 @@ class GpuOperation(Pending):
             cache.truncate(self.sequence.kv, computed)
         if self._state is not None:
             return self._state.is_finished
-        return computed >= len(self._tokens) - 1
+        return computed >= len(self._tokens) - (self.passage is None)
 
     def succeed(self, cache: KvCache) -> None:
         """Applies the result to the sequence."""
         sequence, request = self.sequence, self.request
         if request.kind == "score":
-            self._fill(request.token_ids, self._probs)
+            self._fill(request.token_ids, self._probs, request.beta)
             cache.truncate(sequence.kv, self._start_tokens)
+        elif self.passage is not None:
+            cache.fill_passage(self.passage, sequence.kv)
+            cache.close(sequence.kv)
         else:
             if self._state is not None:
                 self._finish_decode(self._state)
@@ -173,12 +176,20 @@ class GpuOperation(Pending):
                 sequence.held = HeldTokens()
             sequence.tokens = self._tokens
             cache.truncate(sequence.kv, len(sequence.tokens))
-        self._result["stats"] = {**self._stats, "time_ms": _milliseconds_since(self._begun)}
+        self._result["stats"] = {**self._stats, "time_ms": milliseconds_since(self._begun)}
         sequence.operation = None
+
+    def give_passage(self, passage: GpuPassage) -> None:
+        """What it filled is the result's from now on."""
+        self._result["passage"] = passage
 
     def fail(self, cache: KvCache, error: FlarecoreError) -> None:
         """Takes everything back."""
         cache.truncate(self.sequence.kv, self._start_computed)
+        if self.request.kind == "encode":
+            cache.close(self.sequence.kv)
+            if self.passage is not None:
+                cache.release_passage(self.passage)
         self._error = error
         self.sequence.operation = None
 
@@ -189,6 +200,8 @@ class GpuOperation(Pending):
             return self._decode_start - 1
         if self.request.kind == "score":
             return self._start_tokens - 1
+        if self.request.kind == "encode":
+            return len(self._tokens)  # nothing is sampled: its last token is as the others
         return len(self._tokens) - 1  # the last token's row is fed when its logits are asked for
 
     def _plan_decode(self, cache: KvCache, part: StepPart, begin: int, limits: StepLimits) -> None:
@@ -215,14 +228,15 @@ class GpuOperation(Pending):
             if steps >= 1:
                 part.run = RunRequest(tokens[-1], num_tokens - 1, self.sequence.kv.blocks, steps,
                                       settings, self._run_ends(),
-                                      tokens if settings.adjusts_logits else ())
+                                      tokens if settings.adjusts_logits else (),
+                                      self.sequence.kv.view)
                 return
         fed = [*tokens, *proposal]
         end = min(len(fed), begin + limits.decode_rows)
         part.row_ids = fed[begin:end]
         part.row_requests = [
             RowRequest(p, settings, fed[: p + 1] if settings.adjusts_logits else ())
-            for p in range(begin, end)]
+            for p in range(max(begin, num_tokens - 1), end)]  # what comes next is known before
 
     def _most_steps(self, limit: int) -> int:
         """Steps of a run: no more tokens than may still be sampled."""
@@ -253,6 +267,11 @@ class GpuOperation(Pending):
             raise FlarecoreError(INVALID_LOGITS)
         return rows
 
+    def _valid_one_by_one(self, rows: list[Sampled]) -> Iterator[Sampled]:
+        """What lies behind the last one taken does not matter."""
+        for index in range(len(rows)):
+            yield self._valid(rows[index : index + 1])[0]
+
     def _take_run(self, part: StepPart, run: RunResult) -> None:
         begin = len(self._tokens) - 1
         sampled = list(zip(run.token_ids, run.probs, strict=True))
@@ -273,14 +292,12 @@ class GpuOperation(Pending):
     def _take_rows(self, part: StepPart, rows: list[Sampled]) -> None:
         """Rows of a verification: as many as their proposal was right, and one."""
         num_tokens = len(self._tokens)
-        begin = part.row_requests[0].position
-        proposed = max(0, begin + len(rows) - num_tokens)
+        proposed = len(rows) - 1
         accepted = 0
-        for row in range(num_tokens - 1 - begin, len(rows)):
-            self._valid(rows[row : row + 1])
-            is_over = self._take(rows[row])
-            part.computed = begin + row + 1
-            was_right = row + 1 < len(rows) and part.row_ids[row + 1] == rows[row][0]
+        for row, sampled in enumerate(self._valid_one_by_one(rows)):
+            is_over = self._take(sampled)
+            part.computed = num_tokens + row
+            was_right = row < proposed and part.row_ids[part.num_unread + row + 1] == sampled[0]
             accepted += was_right
             if is_over or not was_right:
                 break
@@ -315,7 +332,7 @@ class GpuOperation(Pending):
 
     def _finish_decode(self, state: _C.DecodeState) -> None:
         kept = state.tokens()[: state.num_kept]
-        self._fill([token for token, _ in kept], [prob for _, prob in kept])
+        self._fill([token for token, _ in kept], [prob for _, prob in kept], self.request.beta)
         self._result |= {"eos_prob": self._eos_prob, "text_bytes": state.text,
                          "stop_reason": state.stop_reason}
         sequence, settings = self.sequence, self.request.settings
@@ -327,10 +344,3 @@ class GpuOperation(Pending):
                 held += sequence.held.tokens[self._stats["num_decoded"] :]
         sequence.held = HeldTokens(tuple(held), settings)
         del self._tokens[self._decode_start + state.num_kept :]
-
-    def _fill(self, token_ids: list[int], probs: list[float]) -> None:
-        values = np.asarray(probs, dtype=np.float32)
-        self._result |= {
-            "token_ids": tuple(token_ids), "probs": values,
-            "mask": values < np.float32(self.request.beta),
-            "min_prob": float(values.min()) if len(values) else 1.0}

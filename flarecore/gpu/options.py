@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flarecore.errors import ConfigError
-from flarecore.validation import check_bool, check_int, named_options
+from flarecore.validation import check_bool, check_choice, check_int, named_options
 
 __all__ = ["GpuOptions"]
 
 _ROW_TILES = (16, 64, 256)
+_DEVICE_OPS = ("auto", "cuda", "torch")
 
 
 @named_options
@@ -33,6 +34,9 @@ class GpuOptions:
         rows take several products: 16 is fastest for one sequence, 64 for a full batch.
     max_batch_rows : int
         Most sequences of one decode step, and most rows of one verification pass; a power of two.
+    device_ops : {"auto", "cuda", "torch"}
+        Who copies KV blocks, gathers rows and marks seen tokens: ``flarecore._cuda`` (``"auto"``
+        where it can be used), or torch (the slow twin, with the same result).
     """
 
     graphs: bool = True
@@ -40,11 +44,13 @@ class GpuOptions:
     steps_per_run: int = 128
     row_tile: int = 16
     max_batch_rows: int = 64
+    device_ops: str = "auto"
 
     def __post_init__(self) -> None:
         check_bool("graphs", self.graphs)
         check_int("steps_per_replay", self.steps_per_replay, 1, 256)
         check_int("steps_per_run", self.steps_per_run, 1, 4096)
+        check_choice("device_ops", self.device_ops, _DEVICE_OPS)
         if check_int("row_tile", self.row_tile, 16, 256) not in _ROW_TILES:
             raise ConfigError(f"row_tile must be one of {_ROW_TILES}, got {self.row_tile}")
         rows = check_int("max_batch_rows", self.max_batch_rows, 16, 1024)

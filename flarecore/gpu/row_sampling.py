@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from flarecore.errors import ConfigError, FlarecoreError
+from flarecore.gpu.adjustments import Adjuster, Adjustments
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.fused_sampler import FusedSampler
 from flarecore.gpu.mirrored import Mirrored
@@ -139,13 +140,20 @@ class RowRequest:
     history: Sequence[int] = ()
     given: int | None = None
 
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether it is sampled from other logits than the raw ones."""
+        settings = self.settings if self.given is None else None
+        return settings is not None and settings.adjusts_logits
+
 
 class RowSampler:
-    """Samples or scores the rows of a verification pass."""
+    """Samples or scores the rows of a verification pass; `adjuster` is of its most rows."""
 
-    def __init__(self, sampler: FusedSampler, device: torch.device, *,
+    def __init__(self, sampler: FusedSampler, device: torch.device, adjuster: Adjuster, *,
                  use_reference: bool) -> None:
         self._sampler = sampler
+        self._adjuster = adjuster
         self._device = device
         self._use_reference = use_reference
 
@@ -159,16 +167,16 @@ class RowSampler:
         state.upload()
         self._sampler(
             logits, state_of(state), choice_logits=self._choice_logits(logits, requests),
-            filters=any(r.settings is not None and r.settings.has_filters for r in requests))
+            filters=any(r.settings is not None and r.settings.has_filters for r in requests),
+            adjustments=self._adjustments(requests))
         state.download()
         return state
 
     def _choice_logits(self, logits: torch.Tensor,
                        requests: Sequence[RowRequest]) -> torch.Tensor | None:
         """What to choose from where that differs from the raw logits."""
-        changed = [r.given is not None or (r.settings is not None and r.settings.adjusts_logits)
-                   for r in requests]
-        if not any(changed):
+        adjusts_here = not self._sampler.adjusts
+        if not any(r.given is not None or (adjusts_here and r.is_adjusted) for r in requests):
             return None
         choice = logits.clone()
         for row, request in enumerate(requests):
@@ -176,9 +184,20 @@ class RowSampler:
                 # The sampler then gives the confidence of this token, with its own bits.
                 choice[row].fill_(float("-inf"))
                 choice[row, request.given] = 0.0
-            elif request.settings is not None and request.settings.adjusts_logits:
+            elif adjusts_here and request.settings is not None and request.is_adjusted:
                 _adjust(choice[row], request.settings, request.history)
         return choice
+
+    def _adjustments(self, requests: Sequence[RowRequest]) -> Adjustments | None:
+        """For the sampler that makes them itself."""
+        if not self._sampler.adjusts or not any(r.is_adjusted for r in requests):
+            return None
+        settings = [r.settings if r.is_adjusted else None for r in requests]
+        return self._adjuster.make(
+            [1.0 if s is None else s.repetition_penalty for s in settings],
+            [() if s is None or s.repetition_penalty == 1.0 else r.history
+             for s, r in zip(settings, requests, strict=True)],
+            [{} if s is None else s.logit_bias for s in settings])
 
     def results(self, state: Mirrored, logits: torch.Tensor,
                 requests: Sequence[RowRequest]) -> list[tuple[int, float]]:

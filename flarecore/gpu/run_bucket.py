@@ -13,6 +13,7 @@ from flarecore.gpu.device import load_kernels
 from flarecore.gpu.forward import Forward, Rows
 from flarecore.gpu.kv_cache import blocks_for
 from flarecore.gpu.mirrored import Mirrored
+from flarecore.gpu.passages import PassageView, fill_table, table_fields
 from flarecore.gpu.row_sampling import (
     RowSettings,
     fill_settings,
@@ -30,12 +31,13 @@ class StepVariant:
     """What the launches of a step depend on besides the batch size.
 
     `context`: tokens of context provided for; `filters` and `adjusts`: whether a row has filters, a
-    repetition penalty or a bias.
+    repetition penalty or a bias; `width`: blocks of passages provided for, 0 without any.
     """
 
     context: int
     filters: bool
     adjusts: bool
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class RunRequest:
     """Up to `num_steps` tokens after `token` at `position`, whose own K and V are still missing.
 
     End-of-text tokens end it too, unless the settings ignore them. `history` are the tokens up to
-    and with `token`, for the repetition penalty.
+    and with `token`, for the repetition penalty. `view`: what it reserves and sees besides.
     """
 
     token: int
@@ -75,6 +77,7 @@ class RunRequest:
     settings: RowSettings
     ends: RunEnds = RunEnds()
     history: Sequence[int] = ()
+    view: PassageView | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class RunBucket:
         self.table = Mirrored({"blocks": (np.int32, (num_rows, width))}, device)
         self.table_rows = torch.arange(num_rows, dtype=torch.int32, device=device)
         self.query_begin = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        self.passages: dict[int, Mirrored] = {}  # by width of the table
         self.graphs: dict[tuple[int, StepVariant], Any] = {}
         self._flag = load_kernels().sampling.TokenFlag
         self._scratch_block = forward.kv.scratch_block
@@ -163,9 +167,23 @@ class RunBucket:
         for part in (self.settings, self.progress, self.table):
             part.upload()
 
-    def rows(self, max_context: int) -> Rows:
+    def set_views(self, width: int, views: Sequence[PassageView | None]) -> None:
+        """What the rows reserve and see; rows behind them nothing."""
+        if width:
+            if width not in self.passages:
+                fields = table_fields(self.num_rows, width)
+                self.passages[width] = Mirrored(fields, self.table_rows.device)
+            fill_table(self.passages[width], views)
+            self.passages[width].upload()
+
+    def rows(self, variant: StepVariant) -> Rows:
+        passages = None
+        if variant.width:
+            passages = load_kernels().attention.PassageTable(
+                **self.passages[variant.width].device)
         return Rows(self.state.tokens, self.state.positions, self.table_rows,
-                    self.table.device["blocks"], self.query_begin, 1, max_context)
+                    self.table.device["blocks"], self.query_begin, 1, variant.context,
+                    passages=passages)
 
     def look(self, num_rows: int) -> RowsSeen:
         """The first rows after the last step that has reported; the device may be at work."""

@@ -182,16 +182,60 @@ class EngineChecks:
         return f"other chunks move a confidence by {worst:.1e} at most"
 
     def kv_operations(self) -> str:
-        with self.engine() as engine, engine.sequence(self.prompt) as sequence:
-            saved, fork = sequence.checkpoint(), sequence.fork()
-            first = _bits(sequence.decode(self.num_tokens, **_DECODE))
-            sequence.truncate(3)
-            sequence.rollback(saved)
-            again = _bits(sequence.decode(self.num_tokens, **_DECODE))
-            with fork:
-                _require_equal([first, again, _bits(fork.decode(self.num_tokens, **_DECODE))],
-                               "decode, after a rollback, in a fork")
-            return "decode, rollback, fork"
+        """Also with a penalty, whose sets of tokens are filled on the device; and torch's twins."""
+        penalised = {**_DECODE, "sampling": SamplingParams(
+            temperature=1.0, seed=3, repetition_penalty=1.3, logit_bias={7: 1.0})}
+        found = []
+        for ops in ("auto", "torch"):
+            gpu = GpuOptions(device_ops=ops, max_batch_rows=32)
+            with self.engine(gpu=gpu) as engine, engine.sequence(self.prompt) as sequence:
+                saved, fork = sequence.checkpoint(), sequence.fork()
+                first = _bits(sequence.decode(self.num_tokens, **_DECODE))
+                sequence.truncate(3)
+                sequence.rollback(saved)
+                again = _bits(sequence.decode(self.num_tokens, **_DECODE))
+                with fork:
+                    _require_equal([first, again, _bits(fork.decode(self.num_tokens, **_DECODE))],
+                                   "decode, after a rollback, in a fork")
+                sequence.rollback(saved)
+                plain = sequence.decode(self.num_tokens, **penalised)
+                sequence.rollback(saved)
+                proposed = sequence.decode(
+                    self.num_tokens, proposal=plain.token_ids, **penalised)
+                _require_equal([_bits(plain), _bits(proposed)], "with a penalty, and proposed")
+                found.append((first, _bits(plain)))
+        _require_equal(found, "block copies and seen tokens by the module and by torch")
+        return "decode, rollback, fork, penalty; the module's copies and torch's"
+
+    def passages(self) -> str:
+        """Attached passages: near the CPU engine's, and the same bits in a fork and a batch."""
+        half = len(self.prompt) // 2
+        texts = [[*self.prompt[half:], 5], self.prompt[1:half]]
+        found = []
+        with self.engine() as engine, Engine(self.cpu_model, compute="float32") as cpu:
+            tokens: tuple[int, ...] = ()
+            for one in (engine, cpu):
+                with one.sequence(self.prompt, num_head_tokens=3, num_reserved=64) as sequence:
+                    sequence.attach([sequence.encode_passage(ids) for ids in texts])
+                    forks = [sequence.fork() for _ in range(2)] if one is engine else []
+                    running = [fork.decode_async(self.num_tokens, **_DECODE) for fork in forks]
+                    together = [_bits(operation.result()) for operation in running]
+                    if one is engine:
+                        alone = sequence.decode(self.num_tokens, **_DECODE)
+                        _require_equal([_bits(alone), *together], "alone, and two forks at once")
+                        tokens = alone.token_ids
+                        sequence.truncate(len(self.prompt))
+                    found.append(sequence.score(tokens).probs)
+                    for fork in forks:
+                        fork.close()
+            with engine.sequence(self.prompt) as plain:
+                without = plain.score(tokens).probs
+        worst = float(np.abs(found[0] - found[1]).max())
+        if worst > self.tolerance:
+            raise AssertionError(f"a confidence is off by {worst:.3g}")
+        if np.array_equal(found[0], without):
+            raise AssertionError("the passages change nothing")
+        return f"off by at most {worst:.1e}; a fork and a batch have the same bits"
 
     def loop(self) -> str:
         """FLARE with and without graphs; whether the CPU's answer is the same is a remark."""
@@ -218,6 +262,7 @@ class EngineChecks:
             ("deterministic prefill: bits", self.deterministic_prefill),
             ("default prefill: tolerance", self.default_prefill),
             ("rollback and fork: bits", self.kv_operations),
+            ("attached passages: bits", self.passages),
             ("FLARE loop", self.loop),
         ):
             report.check(name, title, test)

@@ -21,6 +21,7 @@ from flarecore.bench.gpu.shapes import SHAPES, random_weights
 from flarecore.bench.gpu.timers import in_graph_us, time_us
 from flarecore.engine import Engine
 from flarecore.gpu.decode_run import DecodeRunner
+from flarecore.gpu.device_ops import choose_ops
 from flarecore.gpu.forward import Forward, KvTensors
 from flarecore.gpu.fused_sampler import choose_sampler
 from flarecore.gpu.kv_cache import blocks_for
@@ -90,7 +91,7 @@ class ShapeCase:
         dtype = torch.bfloat16 if settings.is_cuda else torch.float32
         self.weights = random_weights(shape, dtype, settings.torch_device)
         num_blocks = 64 * blocks_for(_CONTEXT + 4 * _STEPS) if settings.is_cuda else 64
-        self.kv = KvTensors(shape, num_blocks, dtype, device)
+        self.kv = KvTensors(shape, num_blocks, dtype, device, choose_ops(GpuOptions(), device))
         self.prefill_rows = 1024 if settings.is_cuda else 32
         self.forward = Forward(shape, self.weights, self.kv, row_tile=16, max_decode_rows=64,
                                max_prefill_rows=self.prefill_rows)
