@@ -1,15 +1,16 @@
 """y = x W^T for few rows, with W kept in 8 or 4 bits: decode and verification.
 
-The product of one row reads every weight once, so its time is that of the bytes: half or a quarter
-of bfloat16's. Codes go into the tensor cores as the small integers they are, exact in either 16-bit
+The product of one row reads every weight once, so its time is that of the bytes: half or a third of
+bfloat16's. Codes go into the tensor cores as the small integers they are, exact in either 16-bit
 type, and each group's sum is scaled in float32 afterwards; a minimum multiplies the group's sum of
 x, which a second product with ones gives. Weights are therefore not rounded at all.
 
 Order of a row's sum: the groups of a split in ascending order, then the splits, whose number
 depends on the matrix alone. Rows always go in tiles of 16, padded with zeros, through one compiled
 kernel: a row has the same bits whatever goes along with it. One row uses the whole chip: a program
-takes 64 outputs of one split, and the last one of a tile to arrive joins the splits. Tiles of rows
+takes 128 outputs of one split, and the last one of them to arrive joins the splits. Tiles of rows
 are neighbours in the launch, so that 64 rows read the weights from memory once.
+
 """
 
 from __future__ import annotations
@@ -21,83 +22,36 @@ import triton
 import triton.language as tl
 
 from .checks import FLOAT_DTYPES, INTERPRETED, ceil_div, check_tensor, require
-from .quantized_format import (
-    GROUP,
-    TILE_OUTPUTS,
-    QuantizedFormat,
-    QuantizedMatrix,
-    _group_numbers,
-)
+from .quantized_format import GROUP, TILE_OUTPUTS, QuantizedFormat, QuantizedMatrix
+from .quantized_sum import _split_sum, unpack_asm
 
 __all__ = ["ROW_TILE", "ProductWorkspace", "num_splits", "quantized_product"]
 
 ROW_TILE = 16  # the narrowest tensor-core tile of both architectures
+BLOCK_OUTPUTS = 128
 _PROGRAMS = 528  # wanted: four for each multiprocessor of an H100
 _SPLIT_GROUPS = 8  # of a split at least: below, its start costs more than its bytes
 _MAX_SPLITS = 16
-_UNROLL = 4  # groups of one turn of the loop
+_JOIN_ROWS = 2  # of which all splits are in flight when they are joined
 
 
 @triton.jit
-def _halves(codes_ptr, entry, output, k, present, BITS: tl.constexpr, ZERO: tl.constexpr,
-            TILE_OUTPUTS: tl.constexpr):  # fmt: skip
-    """Codes of inputs 0..15 and 16..31 of a group, both (outputs, 16) int8."""
-    inside = output[:, None] * 16 + k[None, :]
-    mask = tl.broadcast_to(present, (TILE_OUTPUTS, 16))
-    if BITS == 4:
-        at = codes_ptr + entry * (TILE_OUTPUTS * 16) + inside
-        both = tl.load(at, mask=mask, other=0)
-        low = (both & 15).to(tl.int8, bitcast=True)
-        high = (both >> 4).to(tl.int8, bitcast=True)
-        if ZERO != 0:
-            low -= ZERO
-            high -= ZERO
-    else:
-        at = codes_ptr + entry * (2 * TILE_OUTPUTS * 16) + inside
-        low = tl.load(at, mask=mask, other=0)
-        high = tl.load(at + TILE_OUTPUTS * 16, mask=mask, other=0)
-    return low, high
-
-
-@triton.jit
-def _split_sum(x_ptr, codes_ptr, scales_ptr, supers_ptr, row, x_stride, num_rows, tile, begin, end,
-               num_groups, BITS: tl.constexpr, ZERO: tl.constexpr, HAS_MIN: tl.constexpr,
-               TWO_LEVEL: tl.constexpr, HALVES: tl.constexpr, TILE_OUTPUTS: tl.constexpr,
-               ROW_TILE: tl.constexpr, UNROLL: tl.constexpr, UPCAST: tl.constexpr,
-               STAGES: tl.constexpr):  # fmt: skip
-    """(outputs, rows) float32: the sum over the groups [begin, end) of one tile of outputs."""
-    dtype: tl.constexpr = tl.float32 if UPCAST else x_ptr.dtype.element_ty
-    output = tl.arange(0, TILE_OUTPUTS)
-    k = tl.arange(0, 16)
-    acc = tl.zeros((TILE_OUTPUTS, ROW_TILE), tl.float32)
-    ones = tl.full((TILE_OUTPUTS, 16), 1.0, dtype)
-    for first in tl.range(begin, end, UNROLL, num_stages=STAGES):
-        for u in tl.static_range(UNROLL):
-            group = first + u
-            present = group < end
-            at = x_ptr + row.to(tl.int64)[None, :] * x_stride + (group * 32 + k)[:, None]
-            mask = (row < num_rows)[None, :] & present
-            x_low = tl.load(at, mask=mask, other=0.0).to(dtype)
-            x_high = tl.load(at + 16, mask=mask, other=0.0).to(dtype)
-            entry = tile.to(tl.int64) * num_groups + group
-            low, high = _halves(codes_ptr, entry, output, k, present, BITS, ZERO, TILE_OUTPUTS)
-            scale, scale_high, minimum = _group_numbers(
-                scales_ptr, supers_ptr, tile, group, num_groups, output, present,
-                HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS,
-            )  # fmt: skip
-            shape: tl.constexpr = (TILE_OUTPUTS, ROW_TILE)
-            part = tl.dot(low.to(dtype), x_low, input_precision="ieee")
-            if HALVES:
-                acc = tl.fma(part, tl.broadcast_to(scale[:, None], shape), acc)
-                part = tl.dot(high.to(dtype), x_high, input_precision="ieee")
-            else:
-                part = tl.dot(high.to(dtype), x_high, part, input_precision="ieee")
-            acc = tl.fma(part, tl.broadcast_to(scale_high[:, None], shape), acc)
-            if HAS_MIN:
-                part = tl.dot(ones, x_low, input_precision="ieee")
-                part = tl.dot(ones, x_high, part, input_precision="ieee")
-                acc = tl.fma(part, tl.broadcast_to(minimum[:, None], shape), acc)
-    return acc
+def _join_splits(partial_ptr, out_ptr, row_begin, row_end, output, num_outputs, padded, out_stride,
+                 SPLITS: tl.constexpr, JOIN_ROWS: tl.constexpr):  # fmt: skip
+    """Add the splits of the rows [row_begin, row_end); the shape of the sum is always the same."""
+    split = tl.arange(0, SPLITS)[:, None, None] * padded
+    for begin in range(row_begin, row_end, JOIN_ROWS):
+        row = (begin + tl.arange(0, JOIN_ROWS)).to(tl.int64)[:, None]
+        valid = (row < row_end) & (output < num_outputs)[None, :]
+        # .cg: other programs wrote these through L2; a stale L1 line must not answer.
+        parts = tl.load(
+            partial_ptr + (row * (SPLITS * padded) + output[None, :])[None, :, :] + split,
+            mask=tl.broadcast_to(valid[None, :, :], (SPLITS, JOIN_ROWS, output.shape[0])),
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        total = tl.sum(parts, axis=0).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + row * out_stride + output[None, :], total, mask=valid)
 
 
 # The number of rows is not specialised on: one compiled kernel serves them all.
@@ -108,8 +62,8 @@ def _quantized_product_kernel(
     scales_ptr,
     supers_ptr,
     out_ptr,  # (num_rows, outputs)
-    partial_ptr,  # (row tiles, SPLITS, output tiles * 64, 16) float32
-    arrivals_ptr,  # (row tiles, output tiles) int32, zero between launches
+    partial_ptr,  # (row tiles * 16, SPLITS, blocks * 128) float32
+    arrivals_ptr,  # (row tiles, blocks) int32, zero between launches
     x_stride,
     out_stride,
     num_rows,
@@ -124,49 +78,53 @@ def _quantized_product_kernel(
     TILE_OUTPUTS: tl.constexpr,
     ROW_TILE: tl.constexpr,
     SPLITS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    JOIN_ROWS: tl.constexpr,
     UPCAST: tl.constexpr,
+    ASM_LOW: tl.constexpr,
+    ASM_HIGH: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     row_tile = tl.program_id(0)
-    tile = tl.program_id(1)
+    block = tl.program_id(1)
     split = tl.program_id(2)
     row = row_tile * ROW_TILE + tl.arange(0, ROW_TILE)
+    output = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     begin = split * groups_per_split
     acc = _split_sum(
-        x_ptr, codes_ptr, scales_ptr, supers_ptr, row, x_stride, num_rows, tile, begin,
-        tl.minimum(begin + groups_per_split, num_groups), num_groups, BITS, ZERO, HAS_MIN,
-        TWO_LEVEL, HALVES, TILE_OUTPUTS, ROW_TILE, UNROLL, UPCAST, STAGES,
+        x_ptr, codes_ptr, scales_ptr, supers_ptr, row, output, output < num_outputs, x_stride,
+        num_rows, begin, tl.minimum(begin + groups_per_split, num_groups), num_groups, BITS, ZERO,
+        HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS, ROW_TILE, BLOCK_OUTPUTS, UPCAST, ASM_LOW,
+        ASM_HIGH, STAGES,
     )  # fmt: skip
-    output = tile * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     valid = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
-    out = out_ptr + row.to(tl.int64)[None, :] * out_stride + output[:, None]
     if SPLITS == 1:
+        out = out_ptr + row.to(tl.int64)[None, :] * out_stride + output[:, None]
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=valid)
         return
-    # Rows first: programs of one row then touch few lines.
-    padded = tl.num_programs(1) * TILE_OUTPUTS
-    partial = partial_ptr + row.to(tl.int64)[None, :] * (SPLITS * padded) + output[:, None]
-    tl.store(partial + split * padded, acc, mask=valid)
+    padded = tl.num_programs(1) * BLOCK_OUTPUTS
+    entry = row.to(tl.int64)[None, :] * (SPLITS * padded) + output[:, None]
+    tl.store(partial_ptr + entry + split * padded, acc, mask=valid)
     # All threads' stores come before the one thread's release; its acquire before their loads.
     tl.debug_barrier()
-    arrivals = arrivals_ptr + row_tile * tl.num_programs(1) + tile
+    arrivals = arrivals_ptr + row_tile * tl.num_programs(1) + block
     arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
     if arrived == SPLITS - 1:
         tl.store(arrivals, 0)
-        acc = tl.zeros((TILE_OUTPUTS, ROW_TILE), tl.float32)
-        for i in tl.static_range(SPLITS):
-            # .cg: other programs wrote these through L2; a stale L1 line must not answer.
-            acc += tl.load(partial + i * padded, mask=valid, other=0.0, cache_modifier=".cg")
-        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=valid)
+        _join_splits(
+            partial_ptr, out_ptr, row_tile * ROW_TILE, tl.minimum(num_rows, (row_tile + 1) * ROW_TILE),
+            output, num_outputs, padded, out_stride, SPLITS, JOIN_ROWS,
+        )  # fmt: skip
 
 
 def num_splits(num_outputs: int, num_inputs: int) -> int:
-    """Into how many parts the inputs are cut: fixed by the matrix, so that a row's bits are too."""
-    groups = num_inputs // GROUP
-    wanted = ceil_div(_PROGRAMS, ceil_div(num_outputs, TILE_OUTPUTS))
-    most = min(wanted, max(1, groups // _SPLIT_GROUPS), _MAX_SPLITS)
-    return ceil_div(groups, ceil_div(groups, most))  # without an empty one at the end
+    """Into how many parts the inputs are cut, a power of two.
+
+    Fixed by the matrix alone, as a row's bits depend on it.
+    """
+    most = min(_PROGRAMS // ceil_div(num_outputs, BLOCK_OUTPUTS),
+               num_inputs // GROUP // _SPLIT_GROUPS, _MAX_SPLITS)  # fmt: skip
+    return 1 << max(1, most).bit_length() - 1
 
 
 @dataclass(frozen=True)
@@ -176,9 +134,9 @@ class ProductWorkspace:
     Attributes
     ----------
     partial
-        (values,) float32: sums of splits, rows x splits x outputs in whole tiles.
+        (values,) float32: sums of splits, rows x splits x outputs in whole blocks.
     arrivals
-        (tiles,) int32: zero before and after every launch.
+        (blocks,) int32: zero before and after every launch.
     """
 
     partial: torch.Tensor
@@ -186,11 +144,11 @@ class ProductWorkspace:
 
     @staticmethod
     def _sizes(shape: tuple[int, int], num_rows: int) -> tuple[int, int]:
-        tiles, row_tiles = ceil_div(shape[0], TILE_OUTPUTS), ceil_div(num_rows, ROW_TILE)
+        blocks, row_tiles = ceil_div(shape[0], BLOCK_OUTPUTS), ceil_div(num_rows, ROW_TILE)
         splits = num_splits(*shape)
         if splits == 1:
             return 0, 0
-        return row_tiles * ROW_TILE * splits * tiles * TILE_OUTPUTS, row_tiles * tiles
+        return row_tiles * ROW_TILE * splits * blocks * BLOCK_OUTPUTS, row_tiles * blocks
 
     @classmethod
     def allocate(cls, shapes: list[tuple[int, int]], max_rows: int,
@@ -214,17 +172,24 @@ class ProductWorkspace:
         )
 
 
-def product_constants(format: QuantizedFormat, splits: int) -> dict[str, int | bool]:
+def product_constants(
+    format: QuantizedFormat, dtype: torch.dtype, splits: int
+) -> dict[str, int | bool | str | None]:
     """Compile-time constants and launch options of the kernel; they decide a row's bits."""
+    has_asm = format.bits == 4 and dtype != torch.float32 and not INTERPRETED
+    is_bfloat16 = dtype == torch.bfloat16
     return {
         **format.constants,
         "TILE_OUTPUTS": TILE_OUTPUTS,
         "ROW_TILE": ROW_TILE,
         "SPLITS": splits,
-        "UNROLL": _UNROLL,
+        "BLOCK_OUTPUTS": BLOCK_OUTPUTS,
+        "JOIN_ROWS": _JOIN_ROWS,
         "UPCAST": INTERPRETED,
-        "STAGES": 3,
-        "num_warps": 4,
+        "ASM_LOW": unpack_asm(is_bfloat16, format.zero, False) if has_asm else None,
+        "ASM_HIGH": unpack_asm(is_bfloat16, format.zero, True) if has_asm else None,
+        "STAGES": 4,
+        "num_warps": 2,
     }
 
 
@@ -271,10 +236,10 @@ def quantized_product(
         return out
     splits = num_splits(*matrix.shape)
     groups = matrix.num_inputs // GROUP
-    grid = (ceil_div(num_rows, ROW_TILE), ceil_div(matrix.num_outputs, TILE_OUTPUTS), splits)
+    grid = (ceil_div(num_rows, ROW_TILE), ceil_div(matrix.num_outputs, BLOCK_OUTPUTS), splits)
     _quantized_product_kernel[grid](
         x, matrix.codes, matrix.scales, matrix.supers, out, workspace.partial, workspace.arrivals,
         x.stride(0), out.stride(0), num_rows, matrix.num_outputs, groups,
-        ceil_div(groups, splits), **product_constants(matrix.format, splits),
+        ceil_div(groups, splits), **product_constants(matrix.format, x.dtype, splits),
     )  # fmt: skip
     return out

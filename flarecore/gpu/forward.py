@@ -15,7 +15,7 @@ import torch
 
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.kv_cache import BLOCK_TOKENS
-from flarecore.gpu.products import float32_product, multiply, padded_rows
+from flarecore.gpu.products import Products, padded_rows
 from flarecore.gpu.shape import DecoderShape
 from flarecore.gpu.weights import DecoderWeights, LayerWeights
 
@@ -119,7 +119,7 @@ class Forward:
         self._buffers = _Buffers(shape, rows, dtype, device)
         self._logits = torch.zeros((self._decode_tile_rows, shape.vocab_size), dtype=torch.float32,
                                    device=device)
-        self._float_product = float32_product(dtype, device)
+        self.products = Products(weights.matrices(), dtype, device, row_tile, max_decode_rows)
         self._angles = [self._angle_tables(frequencies) for frequencies in shape.rotaries]
         self._attention_workspaces: dict[int, Any] = {}
 
@@ -150,45 +150,51 @@ class Forward:
 
     def decode(self, rows: Rows, *, with_logits: bool = True) -> torch.Tensor:
         """(num_rows, vocab) float32 logits of decode rows, valid until the next pass."""
-        padded = -(-rows.num_rows // self.row_tile) * self.row_tile
-        self._layers(rows, padded, self.row_tile, is_prefill=False)
-        logits = self._logits[: rows.num_rows]
+        self._layers(rows, is_prefill=False)
         if with_logits:
-            buffers = self._buffers
-            multiply(buffers.normed[:padded], self.weights.head, self._logits[:padded],
-                     self.row_tile, self._float_product)
-        return logits
+            self.products.decode(self._buffers.normed, self.weights.head, self._logits,
+                                 rows.num_rows)
+        return self._logits[: rows.num_rows]
 
     def prefill(self, rows: Rows) -> None:
         """Leaves the keys and values of prefill rows of one sequence in the cache."""
-        padded = padded_rows(rows.num_rows)
-        self._layers(rows, padded, padded, is_prefill=True)
+        self._layers(rows, is_prefill=True)
 
-    def _layers(self, rows: Rows, padded: int, tile: int, *, is_prefill: bool) -> None:
+    def _embed(self, rows: Rows) -> torch.Tensor:
+        """Token embeddings into the residual stream."""
+        n, embedding = rows.num_rows, self.weights.embedding
+        residual, gathered = self._buffers.residual[:n], self._buffers.gathered[:n]
+        if isinstance(embedding, torch.Tensor):
+            torch.index_select(embedding, 0, rows.token_ids, out=gathered)
+            residual.copy_(gathered)
+        else:
+            self._kernels.quantized.gather_rows(embedding, rows.token_ids, residual)
+        if self.shape.embedding_scale != 1.0:
+            residual.mul_(self.shape.embedding_scale)
+        return residual
+
+    def _layers(self, rows: Rows, *, is_prefill: bool) -> None:
         shape, weights, buffers = self.shape, self.weights, self._buffers
         n = rows.num_rows
-        torch.index_select(weights.embedding, 0, rows.token_ids, out=buffers.gathered[:n])
-        residual = buffers.residual[:n]
-        residual.copy_(buffers.gathered[:n])
-        if shape.embedding_scale != 1.0:
-            residual.mul_(shape.embedding_scale)
+        multiply = self.products.prefill if is_prefill else self.products.decode
+        residual = self._embed(rows)
         rms_norm = self._kernels.norm.rms_norm
         rms_norm(residual, weights.layers[0].attention_norm, self._eps, out=buffers.normed[:n])
         for index, layer in enumerate(weights.layers):
             is_last = index + 1 == shape.num_layers
-            multiply(buffers.normed[:padded], layer.qkv, buffers.qkv[:padded], tile)
+            multiply(buffers.normed, layer.qkv, buffers.qkv, n)
             q = self._rotate_and_store(index, layer, rows)
             if is_last and is_prefill:
                 return  # all that prefill is for is in the cache now
             self._attend(index, q, rows, is_prefill)
-            multiply(buffers.attended[:padded], layer.output, buffers.delta[:padded], tile)
+            multiply(buffers.attended, layer.output, buffers.delta, n)
             self._add_and_norm(n, layer.attention_post_norm, layer.ffn_norm)
-            multiply(buffers.normed[:padded], layer.gate_up, buffers.gate_up[:padded], tile)
+            multiply(buffers.normed, layer.gate_up, buffers.gate_up, n)
             ffn = shape.intermediate_size
             self._kernels.swiglu.gated_activation(
                 buffers.gate_up[:n, :ffn], buffers.gate_up[:n, ffn:],
                 activation="gelu_tanh" if shape.is_gelu else "silu", out=buffers.activated[:n])
-            multiply(buffers.activated[:padded], layer.down, buffers.delta[:padded], tile)
+            multiply(buffers.activated, layer.down, buffers.delta, n)
             self._add_and_norm(n, layer.ffn_post_norm,
                                weights.output_norm if is_last
                                else weights.layers[index + 1].attention_norm)

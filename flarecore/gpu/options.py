@@ -10,6 +10,7 @@ from flarecore.validation import check_bool, check_int, named_options
 __all__ = ["GpuOptions"]
 
 _ROW_TILES = (16, 64, 256)
+_WEIGHTS = ("stored", "dense")
 
 
 @named_options
@@ -26,16 +27,24 @@ class GpuOptions:
         Most decode steps between two looks of the host. What is sampled beyond the end of a
         sentence begins the next decode with the same sampling.
     row_tile : {16, 64, 256}
-        Rows of every matrix product that decode, verification and scoring rows go through. More
-        rows take several products: 16 is fastest for one sequence, 64 for a full batch.
+        Rows of every vendor product that decode, verification and scoring rows go through. More
+        rows take several products: 16 is fastest for one sequence, 64 for a full batch. Matrices of
+        8 and 4 bits always take 16.
     max_batch_rows : int
         Most sequences of one decode step, and most rows of one verification pass; a power of two.
+    weights : {"stored", "dense"}
+        ``"stored"`` keeps the matrices that the file (or `quantize`) has in 8 or 4 bits as they are:
+        less memory, and a decode step reads half of bfloat16's bytes, or a third. What the file has
+        in floats has the compute type. ``"dense"`` dequantises everything to the compute type, the
+        slow twin for a few sequences; full batches of more than about 32 are bound by arithmetic
+        rather than bytes, and prefill has no dequantising to do.
     """
 
     graphs: bool = True
     steps_per_replay: int = 8
     row_tile: int = 16
     max_batch_rows: int = 64
+    weights: str = "stored"
 
     def __post_init__(self) -> None:
         check_bool("graphs", self.graphs)
@@ -45,3 +54,5 @@ class GpuOptions:
         rows = check_int("max_batch_rows", self.max_batch_rows, 16, 1024)
         if rows & (rows - 1):
             raise ConfigError(f"max_batch_rows must be a power of two, got {rows}")
+        if self.weights not in _WEIGHTS:
+            raise ConfigError(f"weights must be one of {', '.join(_WEIGHTS)}, got {self.weights!r}")
