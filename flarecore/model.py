@@ -97,7 +97,8 @@ class Model:
             groups of 32 values: ``"q8"`` to 8 bits and a scale, ``"q4"`` to 4 bits, scale and
             minimum, but token embedding and output head to 8 bits. Norms stay what they are, as do
             matrices that the file holds quantised, or whose rows are no multiple of 32. What it
-            changes is in :attr:`quantization`. The same weights are used by ``compute="float32"``.
+            changes is in :attr:`quantization`. The same weights are used by ``compute="float32"``,
+            and by an engine on a GPU.
 
         Raises
         ------

@@ -7,8 +7,9 @@ in two levels, 8-bit integers per group (of 16 inputs for Q6_K) times float16 pe
 
 `TILE_OUTPUTS` = 64 outputs lie together, so that what a program reads next is one run of memory:
 
-    codes   (tiles, groups, 64, 16) uint8: input i of a group low, input i + 16 high in byte i
-            (tiles, groups, 2, 64, 16) int8 for 8 bits: inputs 0..15, then 16..31
+    codes   (tiles, groups / 2, 64, 32) uint8 for 4 bits: byte i has input i of an even group low,
+            that of the following odd group high (zeros if there is none)
+            (tiles, groups, 64, 32) int8 for 8 bits
     scales  (tiles, groups, fields, 64) float16, or 8-bit integers where there are two levels
     supers  (tiles, groups / 8, fields, 64) float16, two levels only
 
@@ -72,6 +73,11 @@ class QuantizedFormat:
     def super_fields(self) -> int:
         """Numbers per 256 inputs."""
         return 1 + self.has_min if self.is_two_level else 0
+
+    @property
+    def groups_per_run(self) -> int:
+        """Groups that lie in the same bytes."""
+        return 8 // self.bits
 
     @property
     def constants(self) -> dict[str, int | bool]:
@@ -156,13 +162,13 @@ class QuantizedMatrix:
             shape = (outputs, groups // SUPER_GROUPS, format.super_fields)
             check_tensor("supers", supers, shape, (torch.float16,), codes.device)
             supers = _tiled(supers).permute(0, 2, 3, 1).contiguous()
-        tiles = _tiled(codes.view(outputs, groups, 2, 16))
+        tiles = _tiled(codes.view(outputs, groups, GROUP)).permute(0, 2, 1, 3)
         if format.bits == 4:
-            tiles = tiles.view(torch.uint8)
-            low, high = tiles[:, :, :, 0], tiles[:, :, :, 1]
-            packed = (low | high << 4).permute(0, 2, 1, 3).contiguous()
+            low, high = (tiles[:, half::2].contiguous().view(torch.uint8) for half in (0, 1))
+            packed = low.clone()
+            packed[:, : high.shape[1]] |= high << 4
         else:
-            packed = tiles.view(torch.int8).permute(0, 2, 3, 1, 4).contiguous()
+            packed = tiles.contiguous().view(torch.int8)
         return cls(format, outputs, inputs, packed,
                    _tiled(scales).permute(0, 2, 3, 1).contiguous(), supers)  # fmt: skip
 
@@ -185,11 +191,10 @@ class QuantizedMatrix:
         return self.num_outputs * self.num_inputs
 
     def check(self) -> None:
-        """Raise TypeError or ValueError unless the tensors are what `pack` makes of such a matrix."""
+        """Raise TypeError or ValueError unless the tensors are as `pack` makes them."""
         f = self.format
         tiles, groups = ceil_div(self.num_outputs, TILE_OUTPUTS), self.num_inputs // GROUP
-        half = (tiles, groups, TILE_OUTPUTS, 16)
-        codes = half if f.bits == 4 else (*half[:2], 2, *half[2:])
+        codes = (tiles, ceil_div(groups, f.groups_per_run), TILE_OUTPUTS, GROUP)
         kind = torch.uint8 if f.bits == 4 else torch.int8
         check_tensor("matrix.codes", self.codes, codes, (kind,))
         shape = (tiles, groups, f.scale_fields, TILE_OUTPUTS)

@@ -55,7 +55,7 @@ def _join_splits(partial_ptr, out_ptr, row_begin, row_end, output, num_outputs, 
 
 
 # The number of rows is not specialised on: one compiled kernel serves them all.
-@triton.jit(do_not_specialize=["num_rows", "groups_per_split"])
+@triton.jit(do_not_specialize=["num_rows", "runs_per_split"])
 def _quantized_product_kernel(
     x_ptr,  # (num_rows, inputs)
     codes_ptr,
@@ -69,7 +69,7 @@ def _quantized_product_kernel(
     num_rows,
     num_outputs,
     num_groups,
-    groups_per_split,
+    runs_per_split,
     BITS: tl.constexpr,
     ZERO: tl.constexpr,
     HAS_MIN: tl.constexpr,
@@ -90,12 +90,13 @@ def _quantized_product_kernel(
     split = tl.program_id(2)
     row = row_tile * ROW_TILE + tl.arange(0, ROW_TILE)
     output = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    begin = split * groups_per_split
+    RUN: tl.constexpr = 8 // BITS  # groups that lie in the same bytes
+    begin = split * runs_per_split
     acc = _split_sum(
         x_ptr, codes_ptr, scales_ptr, supers_ptr, row, output, output < num_outputs, x_stride,
-        num_rows, begin, tl.minimum(begin + groups_per_split, num_groups), num_groups, BITS, ZERO,
-        HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS, ROW_TILE, BLOCK_OUTPUTS, UPCAST, ASM_LOW,
-        ASM_HIGH, STAGES,
+        num_rows, begin, tl.minimum(begin + runs_per_split, (num_groups + RUN - 1) // RUN),
+        num_groups, BITS, ZERO, HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS, ROW_TILE, BLOCK_OUTPUTS,
+        UPCAST, ASM_LOW, ASM_HIGH, STAGES,
     )  # fmt: skip
     valid = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
     if SPLITS == 1:
@@ -112,8 +113,9 @@ def _quantized_product_kernel(
     if arrived == SPLITS - 1:
         tl.store(arrivals, 0)
         _join_splits(
-            partial_ptr, out_ptr, row_tile * ROW_TILE, tl.minimum(num_rows, (row_tile + 1) * ROW_TILE),
-            output, num_outputs, padded, out_stride, SPLITS, JOIN_ROWS,
+            partial_ptr, out_ptr, row_tile * ROW_TILE,
+            tl.minimum(num_rows, (row_tile + 1) * ROW_TILE), output, num_outputs, padded,
+            out_stride, SPLITS, JOIN_ROWS,
         )  # fmt: skip
 
 
@@ -240,6 +242,7 @@ def quantized_product(
     _quantized_product_kernel[grid](
         x, matrix.codes, matrix.scales, matrix.supers, out, workspace.partial, workspace.arrivals,
         x.stride(0), out.stride(0), num_rows, matrix.num_outputs, groups,
-        ceil_div(groups, splits), **product_constants(matrix.format, x.dtype, splits),
+        ceil_div(ceil_div(groups, matrix.format.groups_per_run), splits),
+        **product_constants(matrix.format, x.dtype, splits),
     )  # fmt: skip
     return out

@@ -1,9 +1,10 @@
 """The inner loop of quantized_product.py: codes times activations, group by group.
 
 At the bandwidth of an H100 there is time for about four instructions a weight of 4 bits, and six of
-8: the loop was written by counting what it compiles to (3.5, with a minimum 5; 4.3 for 8 bits). A
-program has two warps, because with four the compiler takes warp-group products, which need twice
-the instructions to bring unpacked codes into place.
+8: the loop was written by counting what it compiles to for sm_90 (3.5, with a minimum 5.2; 4.6 for
+8 bits). A program has two warps, because with four the compiler takes warp-group products, which need
+twice the instructions to bring unpacked codes into place. Products take 32 inputs at once: that is
+what a thread's four neighbouring codes need to fill two tensor-core steps.
 """
 
 from __future__ import annotations
@@ -39,25 +40,46 @@ def unpack_asm(is_bfloat16: bool, zero: int, is_high: bool) -> str:
 
 
 @triton.jit
-def _halves(codes_ptr, mask, x, BITS: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr,
-            ASM_LOW: tl.constexpr, ASM_HIGH: tl.constexpr):  # fmt: skip
-    """Codes of inputs 0..15 and 16..31 of a group, both (outputs, 16) of the type of `x`."""
-    if BITS == 8:
-        low = tl.load(codes_ptr, mask=mask, other=0).to(x.dtype)
-        high = tl.load(codes_ptr + HALF, mask=mask, other=0).to(x.dtype)
+def _unpack(both, x, ZERO: tl.constexpr, ASM_LOW: tl.constexpr, ASM_HIGH: tl.constexpr):
+    """Codes of the even and the odd group of a run, both (outputs, 32) of the type of `x`."""
+    if ASM_LOW is None:
+        low = ((both & 15).to(tl.int8) - ZERO).to(x.dtype)
+        high = ((both >> 4).to(tl.int8) - ZERO).to(x.dtype)
     else:
-        both = tl.load(codes_ptr, mask=mask, other=0)
-        if ASM_LOW is None:
-            low = ((both & 15).to(tl.int8) - ZERO).to(x.dtype)
-            high = ((both >> 4).to(tl.int8) - ZERO).to(x.dtype)
-        else:
-            low = tl.inline_asm_elementwise(
-                ASM_LOW, "=r,=r,r", [both], dtype=x.dtype, is_pure=True, pack=4
-            )
-            high = tl.inline_asm_elementwise(
-                ASM_HIGH, "=r,=r,r", [both], dtype=x.dtype, is_pure=True, pack=4
-            )
+        low = tl.inline_asm_elementwise(
+            ASM_LOW, "=r,=r,r", [both], dtype=x.dtype, is_pure=True, pack=4
+        )
+        high = tl.inline_asm_elementwise(
+            ASM_HIGH, "=r,=r,r", [both], dtype=x.dtype, is_pure=True, pack=4
+        )
     return low, high
+
+
+@triton.jit
+def _add_group(acc, codes, x, x_ptr, mask, scale, scale_high, minimum, HAS_MIN: tl.constexpr,
+               HALVES: tl.constexpr):  # fmt: skip
+    """acc (outputs, rows) with one group of inputs added; x (32, rows) are those of the rows."""
+    dtype: tl.constexpr = codes.dtype
+    if HALVES:
+        # The same codes twice, times the rows with one half or the other as zeros.
+        is_low = (tl.arange(0, 32) < 16)[:, None]
+        low = tl.load(x_ptr, mask=mask & is_low, other=0.0).to(dtype)
+        high = tl.load(x_ptr, mask=mask & (is_low == 0), other=0.0).to(dtype)
+        part = tl.dot(codes, low, input_precision="ieee")
+        acc = tl.fma(part, tl.broadcast_to(scale[:, None], acc.shape), acc)
+        part = tl.dot(codes, high, input_precision="ieee")
+        acc = tl.fma(part, tl.broadcast_to(scale_high[:, None], acc.shape), acc)
+    else:
+        part = tl.dot(codes, x, input_precision="ieee")
+        acc = tl.fma(part, tl.broadcast_to(scale[:, None], acc.shape), acc)
+    if HAS_MIN:
+        # A load of its own, not merged with that of x thanks to the hint: what two kinds of
+        # products share, the compiler does not keep in flight.
+        same = tl.load(x_ptr, mask=mask, other=0.0, eviction_policy="evict_last").to(dtype)
+        ones = tl.full(codes.shape, 1.0, dtype)
+        part = tl.dot(ones, same, input_precision="ieee")
+        acc = tl.fma(part, tl.broadcast_to(minimum[:, None], acc.shape), acc)
+    return acc
 
 
 @triton.jit
@@ -67,49 +89,54 @@ def _split_sum(x_ptr, codes_ptr, scales_ptr, supers_ptr, row, output, mask, x_st
                TILE_OUTPUTS: tl.constexpr, ROW_TILE: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
                UPCAST: tl.constexpr, ASM_LOW: tl.constexpr, ASM_HIGH: tl.constexpr,
                STAGES: tl.constexpr):  # fmt: skip
-    """(outputs, rows) float32: the sum over the groups [begin, end)."""
-    shape: tl.constexpr = (BLOCK_OUTPUTS, ROW_TILE)
+    """(outputs, rows) float32: the sum over the runs [begin, end), of one or two groups each."""
+    RUN: tl.constexpr = 8 // BITS
     dtype: tl.constexpr = tl.float32 if UPCAST else x_ptr.dtype.element_ty
-    HALF: tl.constexpr = TILE_OUTPUTS * 16
-    GROUP_BYTES: tl.constexpr = HALF if BITS == 4 else 2 * HALF
     tile, inside = output // TILE_OUTPUTS, output % TILE_OUTPUTS
-    k = tl.arange(0, 16)
-    codes_ptr += (tile.to(tl.int64) * num_groups * GROUP_BYTES + inside * 16)[:, None] + k[None, :]
+    k = tl.arange(0, 32)
+    num_runs = (num_groups + RUN - 1) // RUN
+    codes_ptr += (tile.to(tl.int64) * num_runs * TILE_OUTPUTS + inside)[:, None] * 32 + k[None, :]
     x_ptr += row.to(tl.int64)[None, :] * x_stride + k[:, None]
-    x_mask = tl.broadcast_to((row < num_rows)[None, :], (16, ROW_TILE))
-    code_mask = tl.broadcast_to(mask[:, None], (BLOCK_OUTPUTS, 16))
-    acc = tl.zeros(shape, tl.float32)
-    ones = tl.full((BLOCK_OUTPUTS, 16), 1.0, dtype)
+    x_mask = tl.broadcast_to((row < num_rows)[None, :], (32, ROW_TILE))
+    code_mask = tl.broadcast_to(mask[:, None], (BLOCK_OUTPUTS, 32))
+    acc = tl.zeros((BLOCK_OUTPUTS, ROW_TILE), tl.float32)
     # The compiler keeps what a product reads in flight for several turns; the numbers of a group
     # are read a turn ahead by hand.
+    first = begin * RUN
     scale, scale_high, minimum = _group_numbers(
-        scales_ptr, supers_ptr, tile, tl.minimum(begin, num_groups - 1), num_groups, inside, mask,
+        scales_ptr, supers_ptr, tile, first, num_groups, inside, mask & (first < num_groups),
         HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS,
     )  # fmt: skip
-    for group in tl.range(begin, end, num_stages=STAGES):
-        next_scale, next_high, next_minimum = _group_numbers(
-            scales_ptr, supers_ptr, tile, tl.minimum(group + 1, end - 1), num_groups, inside, mask,
-            HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS,
+    odd_scale, odd_high, odd_minimum = scale, scale_high, minimum
+    if RUN == 2:
+        odd_scale, odd_high, odd_minimum = _group_numbers(
+            scales_ptr, supers_ptr, tile, first + 1, num_groups, inside,
+            mask & (first + 1 < num_groups), HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS,
         )  # fmt: skip
-        x_low = tl.load(x_ptr + group * 32, mask=x_mask, other=0.0).to(dtype)
-        x_high = tl.load(x_ptr + group * 32 + 16, mask=x_mask, other=0.0).to(dtype)
-        low, high = _halves(codes_ptr + group * GROUP_BYTES, code_mask, x_low, BITS, ZERO, HALF,
-                            ASM_LOW, ASM_HIGH)  # fmt: skip
-        part = tl.dot(low, x_low, input_precision="ieee")
-        if HALVES:
-            acc = tl.fma(part, tl.broadcast_to(scale[:, None], shape), acc)
-            part = tl.dot(high, x_high, input_precision="ieee")
+    for run in tl.range(begin, end, num_stages=STAGES):
+        following = (run + 1) * RUN
+        next_scale, next_high, next_minimum = _group_numbers(
+            scales_ptr, supers_ptr, tile, following, num_groups, inside,
+            mask & (following < num_groups), HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS,
+        )  # fmt: skip
+        at = x_ptr + run * (32 * RUN)
+        x = tl.load(at, mask=x_mask, other=0.0).to(dtype)
+        codes = tl.load(codes_ptr + run * (TILE_OUTPUTS * 32), mask=code_mask, other=0)
+        if RUN == 1:
+            acc = _add_group(acc, codes.to(dtype), x, at, x_mask, scale, scale_high, minimum,
+                             HAS_MIN, HALVES)  # fmt: skip
         else:
-            part = tl.dot(high, x_high, part, input_precision="ieee")
-        acc = tl.fma(part, tl.broadcast_to(scale_high[:, None], shape), acc)
-        if HAS_MIN:
-            # Loads of their own, and not merged with those above thanks to the hint: what two kinds
-            # of products share, the compiler does not keep in flight.
-            at = x_ptr + group * 32
-            x_low = tl.load(at, mask=x_mask, other=0.0, eviction_policy="evict_last").to(dtype)
-            x_high = tl.load(at + 16, mask=x_mask, other=0.0, eviction_policy="evict_last").to(dtype)
-            part = tl.dot(ones, x_low, input_precision="ieee")
-            part = tl.dot(ones, x_high, part, input_precision="ieee")
-            acc = tl.fma(part, tl.broadcast_to(minimum[:, None], shape), acc)
+            even, odd = _unpack(codes, x, ZERO, ASM_LOW, ASM_HIGH)
+            acc = _add_group(acc, even, x, at, x_mask, scale, scale_high, minimum, HAS_MIN,
+                             HALVES)  # fmt: skip
+            # There may be no odd group in the last run.
+            odd_mask = x_mask & (run * 2 + 1 < num_groups)
+            x = tl.load(at + 32, mask=odd_mask, other=0.0).to(dtype)
+            acc = _add_group(acc, odd, x, at + 32, odd_mask, odd_scale, odd_high, odd_minimum,
+                             HAS_MIN, HALVES)  # fmt: skip
+            odd_scale, odd_high, odd_minimum = _group_numbers(
+                scales_ptr, supers_ptr, tile, following + 1, num_groups, inside,
+                mask & (following + 1 < num_groups), HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS,
+            )  # fmt: skip
         scale, scale_high, minimum = next_scale, next_high, next_minimum
     return acc

@@ -59,21 +59,19 @@ def _dequantize_kernel(
     inside = (row < num_rows)[:, None] & (column < num_groups * 32)
     present = known[:, None] & inside
     tile, output = (source // TILE_OUTPUTS)[:, None], (source % TILE_OUTPUTS)[:, None]
-    group, half, k = column // 32, column // 16 % 2, column % 16
+    group = column // 32
 
-    entry = tile.to(tl.int64) * num_groups + group
+    RUN: tl.constexpr = 8 // BITS
+    entry = tile.to(tl.int64) * ((num_groups + RUN - 1) // RUN) + group // RUN
+    at = codes_ptr + (entry * TILE_OUTPUTS + output) * 32 + column % 32
+    code = tl.load(at, mask=present, other=0).to(tl.int32)
     if BITS == 4:
-        at = codes_ptr + (entry * TILE_OUTPUTS + output) * 16 + k
-        code = (tl.load(at, mask=present, other=0).to(tl.int32) >> (4 * half)) & 15
-        code -= ZERO
-    else:
-        at = codes_ptr + ((entry * 2 + half) * TILE_OUTPUTS + output) * 16 + k
-        code = tl.load(at, mask=present, other=0).to(tl.int32)
+        code = ((code >> (group % 2 * 4)) & 15) - ZERO
     first, second, minimum = _group_numbers(
         scales_ptr, supers_ptr, tile, group, num_groups, output, present,
         HAS_MIN, TWO_LEVEL, HALVES, TILE_OUTPUTS,
     )  # fmt: skip
-    value = code.to(tl.float32) * (tl.where(half == 0, first, second) if HALVES else first)
+    value = code.to(tl.float32) * (tl.where(column % 32 < 16, first, second) if HALVES else first)
     if HAS_MIN:
         value += minimum  # the product is exact: fused or not, the same bits
     if out_ptr.dtype.element_ty == tl.float16:
@@ -135,8 +133,10 @@ def dequantize(matrix: QuantizedMatrix, row_begin: int, out: torch.Tensor) -> to
     matrix.check()
     check_tensor("out", out, (None, matrix.num_inputs), FLOAT_DTYPES, matrix.device, strided_dims=1)
     end = row_begin + out.shape[0]
-    require(0 <= row_begin <= end <= matrix.num_outputs,
-            f"rows [{row_begin}, {end}) are not all of the {matrix.num_outputs} of the matrix")  # fmt: skip
+    require(
+        0 <= row_begin <= end <= matrix.num_outputs,
+        f"rows [{row_begin}, {end}) are not all of the {matrix.num_outputs} of the matrix",
+    )
     return _launch(matrix, None, row_begin, out)
 
 

@@ -1,4 +1,4 @@
-"""Weight matrices of the GPU engine: dense tensors, 8- or 4-bit ones, or several of them stacked."""
+"""Weight matrices of the GPU engine: tensors, 8- or 4-bit matrices, or several of them stacked."""
 
 from __future__ import annotations
 

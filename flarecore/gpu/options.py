@@ -33,11 +33,11 @@ class GpuOptions:
     max_batch_rows : int
         Most sequences of one decode step, and most rows of one verification pass; a power of two.
     weights : {"stored", "dense"}
-        ``"stored"`` keeps the matrices that the file (or `quantize`) has in 8 or 4 bits as they are:
-        less memory, and a decode step reads half of bfloat16's bytes, or a third. What the file has
-        in floats has the compute type. ``"dense"`` dequantises everything to the compute type, the
-        slow twin for a few sequences; full batches of more than about 32 are bound by arithmetic
-        rather than bytes, and prefill has no dequantising to do.
+        ``"stored"`` keeps what the file (or `quantize`) has in 8 or 4 bits as it is: less memory,
+        and a decode step reads half of bfloat16's bytes, or a third. What is stored in floats gets
+        the compute type. ``"dense"`` dequantises everything to the compute type: the slow twin for
+        a few sequences. It may be the faster one for batches of more than about 32, which are bound
+        by arithmetic rather than bytes, and for long prefills, which need no dequantising then.
     """
 
     graphs: bool = True
