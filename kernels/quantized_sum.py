@@ -2,9 +2,9 @@
 
 At the bandwidth of an H100 there is time for about four instructions a weight of 4 bits, and six of
 8: the loop was written by counting what it compiles to for sm_90 (3.5, with a minimum 5.2; 4.6 for
-8 bits). A program has two warps, because with four the compiler takes warp-group products, which need
-twice the instructions to bring unpacked codes into place. Products take 32 inputs at once: that is
-what a thread's four neighbouring codes need to fill two tensor-core steps.
+8 bits). A program has two warps, because with four the compiler takes warp-group products, which
+need twice the instructions to bring unpacked codes into place. Products take 32 inputs at once:
+that is what a thread's four neighbouring codes need to fill two tensor-core steps.
 """
 
 from __future__ import annotations

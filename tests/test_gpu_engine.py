@@ -8,7 +8,7 @@ import pytest
 from helpers import PROB_TOLERANCE, TinyLlama, open_engine, random_ids, result_bits, tiny_llama_path
 from helpers_checkpoint import VOCAB_SIZE, checkpoint, tiny
 from helpers_gemma import TinyGemma, tiny_gemma_path
-from helpers_gpu import GPU_DEVICE, SMALL, gpu_engine, gpu_model, runner_of
+from helpers_gpu import SMALL, gpu_engine, gpu_model, runner_of
 from triton_env import DEVICE, torch
 
 from flarecore.config import FlareConfig

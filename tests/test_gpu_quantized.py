@@ -6,6 +6,7 @@ from helpers import PROB_TOLERANCE, TinyLlama, open_engine, random_ids, result_b
 from helpers_checkpoint import checkpoint, tiny
 from helpers_gemma import TinyGemma, tiny_gemma_path
 from helpers_gpu import GPU_DEVICE, gpu_engine, gpu_model, runner_of
+from kernel_helpers import QUANTIZED
 from triton_env import DEVICE, torch
 
 from flarecore import _C
@@ -50,7 +51,7 @@ def values_of(matrix):
     return load_kernels().quantized.dequantize(matrix, 0, out).cpu().numpy()
 
 
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("type_name", QUANTIZED)
 def test_every_type_keeps_its_values(type_name):
     """Of each matrix of a file, bit for bit; floats of the same file are no matrix of groups."""
     sizes = K_SIZES if type_name.endswith("_K") else SMALL
@@ -113,7 +114,8 @@ def test_gemma_with_types_of_its_own():
                      tensor_types=("Q8_0", "F16", "Q4_0"))
     path = tiny_gemma_path(spec)
     with open_engine(path) as cpu, gpu_engine(path) as gpu:
-        assert_same(decoded(gpu, sampling=SamplingParams()), decoded(cpu, sampling=SamplingParams()))
+        greedy = SamplingParams()
+        assert_same(decoded(gpu, sampling=greedy), decoded(cpu, sampling=greedy))
         layer = weights_of(gpu).layers[0]
         assert isinstance(layer.qkv, torch.Tensor) and layer.gate_up.format.bits == 4
 

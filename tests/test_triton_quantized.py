@@ -146,7 +146,8 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(name):
 
 
 def test_one_row_has_programs_for_the_whole_chip():
-    for outputs, inputs in [(2048, 2048), (2048, 8192), (16384, 2048), (4096, 14336), (128256, 4096)]:
+    shapes = [(2048, 2048), (2048, 8192), (16384, 2048), (4096, 14336), (128256, 4096)]
+    for outputs, inputs in shapes:
         blocks = -(-outputs // product.BLOCK_OUTPUTS)
         splits = product.num_splits(outputs, inputs)
         assert blocks * splits >= 128
