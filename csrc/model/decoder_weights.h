@@ -29,9 +29,9 @@ struct TensorQuantization {
   QuantizationError error;
 };
 
-// What `quantize` does to a matrix of this name: kQ8 quantises all of F32, F16 and BF16, kQ4 all but
-// token embedding and head, which get 8 bits, since errors of theirs go straight into the logits.
-// What is quantised already, or has rows that are no multiple of 32, is kept (kNone).
+// What `quantize` does to a matrix of this name: kQ8 quantises all of F32, F16 and BF16, kQ4 all
+// but token embedding and head, which get 8 bits, since errors of theirs go straight into the
+// logits. What is quantised already, or has rows that are no multiple of 32, is kept (kNone).
 Quantize quantization_of(const std::string& name, const TensorView& view, Quantize quantize);
 
 // PackedMatrix::pack_quantizing at the level in force; ModelFileError for a value that cannot be
