@@ -15,15 +15,27 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import attention_decode, attention_prefill, norm, rope, sampling, sampling_filters, swiglu
+from . import (
+    attention_decode,
+    attention_prefill,
+    norm,
+    quantized_product,
+    quantized_values,
+    rope,
+    sampling,
+    sampling_filters,
+    swiglu,
+)
 from .checks import INTERPRETED
+from .quantized_format import FORMATS, QuantizedFormat
 
 TABLE = Path(__file__).with_name("COMPILED.md")
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
@@ -40,8 +52,8 @@ TYPES = {
     "history_flags_ptr": "*u8", "chunk_max_ptr": "*fp32", "chunk_sum_ptr": "*i64",
     "chunk_arg_ptr": "*i32", "group_max_ptr": "*fp32", "counters_ptr": "*i32",
     "row_stats_ptr": "*fp64", "candidates_ptr": "*i64", "weights_ptr": "*i64",
-    "layout_ptr": "*i32", "passage_ptr": "*i32", "token_ids_ptr": "*i32", "scale": "fp32",
-    "scale_log2": "fp32", "eps": "fp32",
+    "layout_ptr": "*i32", "passage_ptr": "*i32", "token_ids_ptr": "*i32", "row_ids_ptr": "*i32",
+    "supers_ptr": "*fp16", "scale": "fp32", "scale_log2": "fp32", "eps": "fp32",
     "weight_offset": "fp32",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages")
@@ -54,7 +66,8 @@ class Case:
     label: str
     kernel: triton.runtime.JITFunction
     dtype: str
-    constants: dict[str, int | bool]
+    constants: dict[str, int | bool | str | None]
+    types: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,38 @@ class Figures:
     registers: int
     spill_bytes: int
     shared_bytes: int
+
+
+def _quantized_cases() -> list[Case]:
+    """Every format through both kernels; one split and the most there are."""
+
+    def types(form: QuantizedFormat) -> dict[str, str]:
+        names = {torch.float16: "*fp16", torch.uint8: "*u8", torch.int8: "*i8"}
+        codes = "*u8" if form.bits == 4 else "*i8"
+        return {"codes_ptr": codes, "scales_ptr": names[form.scale_dtype]}
+
+    found = []
+    for name, form in FORMATS.items():
+        for splits, dtype in ((1, torch.bfloat16), (16, torch.bfloat16), (16, torch.float16)):
+            if form.is_two_level and dtype == torch.float16:
+                continue  # as the plain formats of that type
+            constants = quantized_product.product_constants(form, dtype, splits)
+            kind = "bf16" if dtype == torch.bfloat16 else "fp16"
+            found.append(Case(f"{name}, {splits} splits",
+                              quantized_product._quantized_product_kernel, kind, constants,
+                              types(form)))  # fmt: skip
+        if name in ("Q4_1", "Q8_0"):
+            constants = quantized_product.product_constants(form, torch.float32, 16)
+            found.append(Case(f"{name}, 16 splits", quantized_product._quantized_product_kernel,
+                              "fp32", constants, types(form)))  # fmt: skip
+        for has_ids in (False, True):
+            constants = quantized_values.dequantize_constants(form, has_ids)
+            constants |= {} if has_ids else {"row_ids_ptr": None}
+            label = f"{name}, rows by id" if has_ids else f"{name}, a run of rows"
+            found.append(
+                Case(label, quantized_values._dequantize_kernel, "bf16", constants, types(form))
+            )
+    return found
 
 
 def cases() -> list[Case]:
@@ -102,7 +147,7 @@ def cases() -> list[Case]:
         found.append(Case(label, sampling._sample_kernel, dtype, constants))
     constants = sampling_filters.filter_constants() | {"ADVANCE": True}
     found.append(Case("any vocabulary", sampling_filters._filter_kernel, "fp32", constants))
-    return found
+    return found + _quantized_cases()
 
 
 def compile_case(case: Case, capability: int) -> Figures:
@@ -116,7 +161,7 @@ def compile_case(case: Case, capability: int) -> Figures:
             signature[name] = "constexpr"
             continue
         default = f"*{case.dtype}" if name.endswith("_ptr") else "i32"
-        signature[name] = TYPES.get(name, default)
+        signature[name] = (TYPES | case.types).get(name, default)
         # As at launch: allocations and the strides between rows are multiples of 16.
         if name.endswith(("_ptr", "_stride")):
             attributes[(i,)] = [["tt.divisibility", 16]]

@@ -22,7 +22,7 @@ from flarecore.gpu.shape import DecoderShape
 from flarecore.gpu.state import StepLimits
 from flarecore.gpu.stepper import Stepper
 from flarecore.gpu.token_flags import TokenFlagTable
-from flarecore.gpu.weights import DTYPES, DecoderWeights, GgufSource, load_weights
+from flarecore.gpu.weights import DTYPES, DecoderWeights, ModelSource, load_weights
 
 if TYPE_CHECKING:
     from flarecore.model import Model
@@ -34,15 +34,15 @@ GPU_SAMPLERS = ("fused", "triton", "cuda", "reference")
 _PROPOSAL_ROWS = 16  # of one verification: the cost of one row
 
 
-def _weights(model: Model, shape: DecoderShape, compute: str,
-             device: torch.device) -> DecoderWeights:
-    """Read at the first call per compute type; every engine of the model shares them."""
-    cache: dict[str, Any] = model._gpu_weights
-    if compute not in cache:
-        opener = model._open_tensors
-        source = GgufSource(str(model.path)) if opener is None else opener()
-        cache[compute] = load_weights(source, shape, DTYPES[compute], device)
-    weights: DecoderWeights = cache[compute]
+def _weights(model: Model, shape: DecoderShape, compute: str, device: torch.device,
+             options: GpuOptions) -> DecoderWeights:
+    """Read at the first call per type and form; every engine of the model shares them."""
+    cache: dict[tuple[str, str], Any] = model._gpu_weights
+    key = compute, options.weights
+    if key not in cache:
+        cache[key] = load_weights(ModelSource(model._native), shape, DTYPES[compute], device,
+                                  keeps_quantized=options.weights == "stored")
+    weights: DecoderWeights = cache[key]
     return weights
 
 
@@ -91,7 +91,7 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, passage_cache_bytes
     device = open_device(model.device)
     native = model._native
     shape = DecoderShape.of_model(native)
-    weights = _weights(model, shape, compute, device)
+    weights = _weights(model, shape, compute, device, options)
     kv_dtype = _kv_dtype(compute, device)
     block_bytes = (2 * shape.num_layers * shape.kv_size * BLOCK_TOKENS * kv_dtype.itemsize)
     num_blocks = _num_blocks(kv_cache_bytes, block_bytes, shape, device)

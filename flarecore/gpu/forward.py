@@ -20,7 +20,7 @@ import torch
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.device_ops import BlockCopy, DeviceOps
 from flarecore.gpu.kv_cache import BLOCK_TOKENS
-from flarecore.gpu.products import float32_product, multiply, padded_rows
+from flarecore.gpu.products import Products, padded_rows
 from flarecore.gpu.shape import DecoderShape
 from flarecore.gpu.weights import DecoderWeights, LayerWeights
 
@@ -144,7 +144,7 @@ class Forward:
         self._buffers = _Buffers(shape, rows, dtype, device)
         self._logits = torch.zeros((self._decode_tile_rows, shape.vocab_size), dtype=torch.float32,
                                    device=device)
-        self._float_product = float32_product(dtype, device)
+        self.products = Products(weights.matrices(), dtype, device, row_tile, max_decode_rows)
         self._angles = [self._angle_tables(frequencies) for frequencies in shape.rotaries]
         self._attention_workspaces: dict[int, Any] = {}
 
@@ -178,48 +178,57 @@ class Forward:
 
     def decode(self, rows: Rows, *, with_logits: bool = True) -> torch.Tensor:
         """(n, vocab) float32 logits of the rows that want them, valid until the next pass."""
-        padded = -(-rows.num_rows // self.row_tile) * self.row_tile
-        self._layers(rows, padded, self.row_tile, is_prefill=False)
+        self._layers(rows, is_prefill=False)
         if not with_logits:
             return self._logits[:0]
         hidden, num_rows = self._buffers.normed, rows.num_rows
         if rows.logit_rows is not None:
             # The product with the vocabulary is the largest: no tile of it for rows nobody reads.
             num_rows = rows.logit_rows.shape[0]
-            padded = -(-num_rows // self.row_tile) * self.row_tile
             hidden = self._buffers.read
             self.kv.ops.gather_rows(self._buffers.normed[: rows.num_rows], rows.logit_rows,
                                     hidden[:num_rows])
-        multiply(hidden[:padded], self.weights.head, self._logits[:padded], self.row_tile,
-                 self._float_product)
+        self.products.decode(hidden, self.weights.head, self._logits, num_rows)
         return self._logits[:num_rows]
 
     def prefill(self, rows: Rows) -> None:
         """Leaves the keys and values of prefill rows of one sequence in the cache."""
-        padded = padded_rows(rows.num_rows)
-        self._layers(rows, padded, padded, is_prefill=True)
+        self._layers(rows, is_prefill=True)
 
-    def _layers(self, rows: Rows, padded: int, tile: int, *, is_prefill: bool) -> None:
+    def _embed(self, rows: Rows) -> None:
+        """Token embeddings into the residual stream, and the first norm of them."""
+        n, embedding, kernels = rows.num_rows, self.weights.embedding, self._kernels
+        residual, normed = self._buffers.residual[:n], self._buffers.normed[:n]
+        norm, scale = self.weights.layers[0].attention_norm, self.shape.embedding_scale
+        if isinstance(embedding, torch.Tensor):
+            kernels.norm.embed_norm(rows.token_ids, embedding, norm, self._eps, scale=scale,
+                                    residual=residual, out=normed)
+            return
+        kernels.quantized.gather_rows(embedding, rows.token_ids, residual)
+        if scale != 1.0:
+            residual.mul_(scale)
+        kernels.norm.rms_norm(residual, norm, self._eps, out=normed)
+
+    def _layers(self, rows: Rows, *, is_prefill: bool) -> None:
         shape, weights, buffers = self.shape, self.weights, self._buffers
         n = rows.num_rows
-        self._kernels.norm.embed_norm(
-            rows.token_ids, weights.embedding, weights.layers[0].attention_norm, self._eps,
-            scale=shape.embedding_scale, residual=buffers.residual[:n], out=buffers.normed[:n])
+        multiply = self.products.prefill if is_prefill else self.products.decode
+        self._embed(rows)
         for index, layer in enumerate(weights.layers):
             is_last = index + 1 == shape.num_layers
-            multiply(buffers.normed[:padded], layer.qkv, buffers.qkv[:padded], tile)
+            multiply(buffers.normed, layer.qkv, buffers.qkv, n)
             q = self._rotate_and_store(index, layer, rows)
             if is_last and is_prefill:
                 return  # all that prefill is for is in the cache now
             self._attend(index, q, rows, is_prefill)
-            multiply(buffers.attended[:padded], layer.output, buffers.delta[:padded], tile)
+            multiply(buffers.attended, layer.output, buffers.delta, n)
             self._add_and_norm(n, layer.attention_post_norm, layer.ffn_norm)
-            multiply(buffers.normed[:padded], layer.gate_up, buffers.gate_up[:padded], tile)
+            multiply(buffers.normed, layer.gate_up, buffers.gate_up, n)
             ffn = shape.intermediate_size
             self._kernels.swiglu.gated_activation(
                 buffers.gate_up[:n, :ffn], buffers.gate_up[:n, ffn:],
                 activation="gelu_tanh" if shape.is_gelu else "silu", out=buffers.activated[:n])
-            multiply(buffers.activated[:padded], layer.down, buffers.delta[:padded], tile)
+            multiply(buffers.activated, layer.down, buffers.delta, n)
             self._add_and_norm(n, layer.ffn_post_norm,
                                weights.output_norm if is_last
                                else weights.layers[index + 1].attention_norm)

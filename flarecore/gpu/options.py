@@ -11,6 +11,7 @@ __all__ = ["GpuOptions"]
 
 _ROW_TILES = (16, 64, 256)
 _DEVICE_OPS = ("auto", "cuda", "torch")
+_WEIGHTS = ("stored", "dense")
 
 
 @named_options
@@ -30,13 +31,20 @@ class GpuOptions:
         Most decode steps between two synchronisations: what the record of sampled tokens holds.
         Usually the end of a sentence comes first. 1 takes one step at a time (the slow twin).
     row_tile : {16, 64, 256}
-        Rows of every matrix product that decode, verification and scoring rows go through. More
-        rows take several products: 16 is fastest for one sequence, 64 for a full batch.
+        Rows of every vendor product that decode, verification and scoring rows go through. More
+        rows take several products: 16 is fastest for one sequence, 64 for a full batch. Matrices of
+        8 and 4 bits always take 16.
     max_batch_rows : int
         Most sequences of one decode step, and most rows of one verification pass; a power of two.
     device_ops : {"auto", "cuda", "torch"}
         Who copies KV blocks, gathers rows and marks seen tokens: ``flarecore._cuda`` (``"auto"``
         where it can be used), or torch (the slow twin, with the same result).
+    weights : {"stored", "dense"}
+        ``"stored"`` keeps what the file (or `quantize`) has in 8 or 4 bits as it is: less memory,
+        and a decode step reads half of bfloat16's bytes, or a third. What is stored in floats gets
+        the compute type. ``"dense"`` dequantises everything to the compute type: the slow twin for
+        a few sequences. It may be the faster one for batches of more than about 32, which are bound
+        by arithmetic rather than bytes, and for long prefills, which need no dequantising then.
     """
 
     graphs: bool = True
@@ -45,12 +53,14 @@ class GpuOptions:
     row_tile: int = 16
     max_batch_rows: int = 64
     device_ops: str = "auto"
+    weights: str = "stored"
 
     def __post_init__(self) -> None:
         check_bool("graphs", self.graphs)
         check_int("steps_per_replay", self.steps_per_replay, 1, 256)
         check_int("steps_per_run", self.steps_per_run, 1, 4096)
         check_choice("device_ops", self.device_ops, _DEVICE_OPS)
+        check_choice("weights", self.weights, _WEIGHTS)
         if check_int("row_tile", self.row_tile, 16, 256) not in _ROW_TILES:
             raise ConfigError(f"row_tile must be one of {_ROW_TILES}, got {self.row_tile}")
         rows = check_int("max_batch_rows", self.max_batch_rows, 16, 1024)

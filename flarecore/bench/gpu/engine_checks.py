@@ -63,15 +63,17 @@ class EngineChecks:
         Of the GPU engine.
     tolerance
         Of a probability against the CPU engine in float32.
+    quantize
+        As for :meth:`flarecore.Model.load`, on both engines.
     """
 
     def __init__(self, settings: Settings, path: Path, compute: str, tolerance: float,
-                 num_tokens: int) -> None:
+                 num_tokens: int, quantize: str | None = None) -> None:
         self.compute = compute
         self.tolerance = tolerance
         self.num_tokens = num_tokens
-        self.model = Model.load(str(path), device=settings.device)
-        self.cpu_model = Model.load(str(path))
+        self.model = Model.load(str(path), device=settings.device, quantize=quantize)
+        self.cpu_model = Model.load(str(path), quantize=quantize)
         ids = self.model.tokenizer.encode(
             "The lighthouse of Marrow Point stands on the north coast of the island. It was built "
             "by a mason whose name is known from one letter only.")
@@ -250,6 +252,29 @@ class EngineChecks:
             raise AssertionError("the CPU engine gives another answer")
         return (f"{len(answers[0].trace.sentences)} sentences, "
                 f"{'the same as' if is_same else 'another answer than'} the CPU's")
+
+    def dense_twin(self) -> str:
+        """Confidences of one text with the weights as they are stored, and dequantised."""
+        probs, sizes = [], []
+        for weights in ("stored", "dense"):
+            options = GpuOptions(weights=weights, max_batch_rows=32)
+            with self.engine(gpu=options) as engine, engine.sequence(self.prompt) as sequence:
+                probs.append(sequence.score(self.prompt[:12]).probs)
+                sizes.append(engine.stats().weights_size_bytes)
+        worst = float(np.abs(probs[0] - probs[1]).max())
+        if worst > self.tolerance or sizes[0] >= sizes[1]:
+            raise AssertionError(f"a confidence is off by {worst:.3g}; {sizes[0]} bytes of weights "
+                                 f"where the dense twin has {sizes[1]}")
+        return f"off by at most {worst:.1e}, {sizes[0]} bytes instead of {sizes[1]}"
+
+    def run_quantized(self, report: Report, name: str) -> None:
+        """What other products may change."""
+        checks = [("against the CPU engine", self.against_the_cpu),
+                  ("alone and in a batch: bits", self.company),
+                  ("against the dense twin", self.dense_twin),
+                  ("speculation on and off: bits", self.speculation)]
+        for title, test in checks[:3] if self.is_quick else checks:
+            report.check(name, title, test)
 
     def run(self, report: Report, name: str) -> None:
         """All checks, in rows of this name."""

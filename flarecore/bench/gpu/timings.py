@@ -85,11 +85,12 @@ class _Argmax:
 class ShapeCase:
     """A model of random weights with a cache, outside of any engine."""
 
-    def __init__(self, shape: DecoderShape, settings: Settings) -> None:
+    def __init__(self, shape: DecoderShape, settings: Settings, quantize: str | None = None
+                 ) -> None:
         self.shape, self.settings = shape, settings
         device = torch.device(settings.torch_device)
         dtype = torch.bfloat16 if settings.is_cuda else torch.float32
-        self.weights = random_weights(shape, dtype, settings.torch_device)
+        self.weights = random_weights(shape, dtype, settings.torch_device, quantize)
         num_blocks = 64 * blocks_for(_CONTEXT + 4 * _STEPS) if settings.is_cuda else 64
         self.kv = KvTensors(shape, num_blocks, dtype, device, choose_ops(GpuOptions(), device))
         self.prefill_rows = 1024 if settings.is_cuda else 32
@@ -139,21 +140,22 @@ class ShapeCase:
     @property
     def product_flops(self) -> float:
         """Multiply-adds, times two, of one prefilled token."""
-        values = sum(m.numel() for layer in self.weights.layers
-                     for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        values = sum(m.numel() for layer in self.weights.layers for m in layer.matrices)
         return 2.0 * values
 
 
-def measure_shape(report: Report, name: str, limits: Limits) -> None:
-    """Decode, verification and prefill of one shape."""
-    case = ShapeCase(SHAPES[name], report.settings)
-    section = name if len(name) <= 12 else name[-12:]
-    one = report.measure(section, "decode step, 1 sequence", "us", lambda: case.step_us(1),
-                         at_most=250.0 if name == "SmolLM2-135M" else None)
+def measure_shape(report: Report, name: str, limits: Limits, quantize: str | None = None) -> None:
+    """Decode, verification and prefill of one shape, in bfloat16 or as `quantize` leaves it."""
+    case = ShapeCase(SHAPES[name], report.settings, quantize)
+    section = (name if len(name) <= 12 else name[-12:]) + (f" {quantize}" if quantize else "")
+    one = report.measure(
+        section, "decode step, 1 sequence", "us", lambda: case.step_us(1),
+        at_most=250.0 if name == "SmolLM2-135M" and quantize is None else None)
     if one is not None:
         share = 100.0 * case.step_bytes / (one * 1e-6) / limits.copy_bytes_per_s
         report.measure(section, "  of the copy bandwidth", "%", lambda: share,
-                       at_least=78.0 if name == "Llama 1B" else None)
+                       at_least=78.0 if name == "Llama 1B" and quantize is None else None)
+    if one is not None and quantize is None:
         least = report.measure(section, "decode step with a plain argmax", "us",
                                lambda: case.step_us(1, _Argmax()))
         if least is not None:
