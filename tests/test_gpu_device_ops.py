@@ -18,6 +18,10 @@ BACKENDS = [
     pytest.param("cuda", marks=pytest.mark.gpu)]
 PENALISED = SamplingParams(
     temperature=1.1, seed=6, repetition_penalty=1.6, logit_bias={5: 2.0, 77: -3.0, 200: 1.5})
+# Says ". " and capitals soon; what shows that a sentence has ended is held.
+SENTENCE = {"sampling": SamplingParams(
+    temperature=1.3, seed=9, logit_bias={257: 9.0, ord("A"): 7.0, ord("B"): 7.0}),
+    "ignore_eos": True}
 
 
 @pytest.fixture(params=BACKENDS)
@@ -99,22 +103,19 @@ def story(engine):
                "ignore_eos": True}
     found = []
     with engine.sequence(random_ids(37)) as sequence, sequence.fork() as fork:
-        found.append(result_bits(fork.decode(3, **options)))
-        found.append(result_bits(sequence.decode(3, **options)))
-        # Tokens of a run behind this end begin the next decode; their rows come before its own.
-        for decode in (sequence, fork):
-            found.append(result_bits(decode.decode(9, **options, stop_below=0.03)))
-            found.append(result_bits(decode.decode(9, **options)))
+        found.append(result_bits(fork.decode(2, **options)))
+        # Held tokens begin the next decode; their rows come before its own.
+        found += [result_bits(sequence.decode(n, **SENTENCE)) for n in (8, 4)]
         penalised = {**options, "sampling": PENALISED}
         plain = fork.token_ids
-        out = fork.decode(6, **penalised)
+        out = fork.decode(4, **penalised)
         found.append(result_bits(out))
         fork.truncate(len(plain))
-        found.append(result_bits(fork.decode(6, **penalised, proposal=out.token_ids)))
+        found.append(result_bits(fork.decode(4, **penalised, proposal=out.token_ids)))
         assert found[-1] == found[-2]
         scored = fork.score(random_ids(3, seed=5))
         found.append((scored.token_ids, scored.probs.tobytes()))
-        operations = [fork.decode_async(3, **penalised), sequence.decode_async(3, **options)]
+        operations = [fork.decode_async(2, **penalised), sequence.decode_async(2, **options)]
         found += [result_bits(operation.result()) for operation in operations]
     engine.check_integrity()
     return found
@@ -157,9 +158,7 @@ def test_only_rows_that_are_read_go_through_the_head():
             return out
 
         forward.decode = watched
-        options = {"sampling": SamplingParams(temperature=1.3, seed=2), "until": "eos",
-                   "ignore_eos": True}
-        with engine.sequence(random_ids(9)) as sequence:
-            sequence.decode(9, **options, stop_below=0.9)
-            sequence.decode(9, **options)
+        with engine.sequence(random_ids(37)) as sequence:
+            assert sequence.decode(8, **SENTENCE).stop_reason == "sentence"
+            sequence.decode(4, **SENTENCE)
         assert any(0 < read < fed for fed, read in seen), seen
