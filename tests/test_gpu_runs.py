@@ -30,7 +30,8 @@ def script(engine, ids):
     def decode(rows, *, with_logits=True):
         logits = plain(rows, with_logits=with_logits)
         if with_logits:
-            at = said[rows.positions.clamp(min=0).long() + 1]
+            read = rows.positions if rows.logit_rows is None else rows.positions[rows.logit_rows]
+            at = said[read.clamp(min=0).long() + 1]
             logits.fill_(-2.0).scatter_(1, at[:, None], 9.0)
         return logits
 
@@ -257,7 +258,7 @@ def test_a_run_makes_way_for_other_work(model):
 def test_blocks_reserved_for_steps_that_were_not_needed_come_back(model):
     with gpu_engine(model) as engine:
         block_bytes = engine.stats().block_size_bytes
-    with gpu_engine(model, kv_cache_bytes=4 * block_bytes) as engine:
+    with gpu_engine(model, kv_cache_bytes=4 * block_bytes, passage_cache_bytes=0) as engine:
         script(engine, b"Ab. " * 30)
         with engine.sequence(PROMPT) as first, engine.sequence([*PROMPT, *b"Ab. "]) as second:
             operations = [s.decode_async(100) for s in (first, second)]
