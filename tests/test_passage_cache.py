@@ -309,14 +309,14 @@ def forged(whole, change):
 
     import numpy as np
 
-    from flarecore import passage_file as format
+    from flarecore import passage_format as format
 
     size = struct.unpack_from("<I", whole, 12)[0]
     header = bytes(whole[48:48 + size])
     counts = json.loads(header)["counts"]
-    kinds = {name: (width, kind) for name, width, kind in format._TABLES}
+    kinds = {name: (width, kind) for name, width, kind in format.TABLES}
     sizes = {n: counts[n] * w * np.dtype(k).itemsize for n, (w, k) in kinds.items()}
-    places = format._layout(size, sizes)
+    places = format.table_places(size, sizes)
     tables = {n: np.frombuffer(whole, k, counts[n] * w, places[n]).reshape(-1, w).copy()
               for n, (w, k) in kinds.items()}
     change(tables)
