@@ -2,7 +2,7 @@
 
 attention_tile.py tells why a row's bits depend on its position and keys only, so that the chunks a
 prefill is cut into do not matter. They differ in the last bits from what decode computes for the
-same row (other tiles, no splits) unless `deterministic` asks for decode's order.
+same row (other tiles, no splits).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .attention_decode import decode_attention
 from .attention_passages import PassageTable, _attend_passages, _layout_of
 from .attention_tile import (
     LOG2_E,
@@ -21,7 +20,6 @@ from .attention_tile import (
     _tile_rows,
     check_attention,
 )
-from .attention_workspace import DecodeWorkspace
 from .checks import INTERPRETED, ceil_div, next_power_of_2, require
 from .rope import BLOCK_TOKENS
 
@@ -129,24 +127,16 @@ def prefill_attention(
     max_query_rows: int,
     window: int = 0,
     out: torch.Tensor | None = None,
-    deterministic: bool = False,
-    workspace: DecodeWorkspace | None = None,
     passages: PassageTable | None = None,
 ) -> torch.Tensor:
     """Attention of many query rows per sequence over the sequence's cached tokens.
 
-    Arguments are those of `decode_attention`, except:
+    Arguments are those of `decode_attention`, without a workspace; except:
 
     Parameters
     ----------
     max_query_rows
         Most rows any sequence has: fixes the grid, not the result.
-    deterministic
-        Compute every row in decode's order, so that it has decode's bits. Reads the cache about
-        (64 / 16) times as often and needs a `workspace` of at least num_rows rows over the tokens
-        that `block_table` can hold.
-    workspace
-        Only for `deterministic`.
 
     Returns
     -------
@@ -158,13 +148,6 @@ def prefill_attention(
     TypeError, ValueError
         If an argument does not fit.
     """
-    if deterministic:
-        require(workspace is not None, "deterministic prefill needs a workspace")
-        return decode_attention(
-            q, k_cache, v_cache, block_table, positions, query_begin, workspace, scale=scale,
-            max_context=min(workspace.max_context, block_table.shape[1] * BLOCK_TOKENS),
-            max_query_rows=max_query_rows, window=window, out=out, passages=passages,
-        )  # fmt: skip
     num_rows, num_heads, head_dim = q.shape if q.dim() == 3 else (0, 0, 0)
     if out is None:
         out = torch.empty(tuple(q.shape), dtype=q.dtype, device=q.device)

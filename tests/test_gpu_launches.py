@@ -1,6 +1,7 @@
 """How many kernels a forward pass launches: what is fused stays fused."""
 
 import contextlib
+import dataclasses
 
 import pytest
 from helpers import TinyLlama, tiny_llama_path
@@ -71,21 +72,20 @@ def launches(path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("spec", "layer", "outside"),
-    [(TinyLlama, 9, 4), (TinyGemma, 9, 4)],
-    ids=["llama", "gemma"],
+    [(TinyLlama(), 9, 4), (TinyGemma(), 9, 4), (TinyLlama(tensor_type="Q8_0"), 9, 5)],
+    ids=["llama", "gemma", "llama in 8 bits"],
 )
 def test_launches_of_a_decode_step(spec, layer, outside, monkeypatch):
     """A layer: four products, rotation and store, attention, activation, two norms.
 
-    Before them the embedding with its norm; behind them the head, the sampler and the copy of the
-    flags. As launches of their own these were 9 and 6 for Llama, 11 and 7 for Gemma: gathering,
-    widening and scaling the embedding, and the norms behind Gemma's blocks.
+    Before them the embedding with its norm, which are two where the embedding has 8 bits; behind
+    them the head, the sampler and the copy of the flags.
     """
     counts = []
     for num_layers in (1, 2):
-        sizes = {"num_layers": num_layers, "head_dim": 16, "hidden_size": 32, "ffn_size": 48}
-        made = spec(**sizes)
-        path = tiny_llama_path(made) if spec is TinyLlama else tiny_gemma_path(made)
+        made = dataclasses.replace(spec, num_layers=num_layers, num_heads=2, num_kv_heads=1,
+                                   head_dim=16, hidden_size=32, ffn_size=64)
+        path = tiny_llama_path(made) if isinstance(made, TinyLlama) else tiny_gemma_path(made)
         counts.append(launches(path, monkeypatch))
     assert len(counts[1]) - len(counts[0]) == layer, counts
     assert 2 * len(counts[0]) - len(counts[1]) == outside, counts
