@@ -75,7 +75,8 @@ def sample(
     floats, ints, positions, tokens, flags, num_sampled, min_prob, history_*
         The tensors of kernels.sampling.SamplerState; `history_capacity` is their second dimension.
     workspace, workspace_bytes
-        `sample_workspace_size` bytes, aligned to 16; one step at a time may use it. Not
+        `sample_workspace_size` bytes for this many rows or more, with the same
+        `candidate_capacity`, aligned to 16; one step at a time may use it. Not
         kernels.sampling.SamplerWorkspace.
     choice_logits, choice_stride
         Like `logits`: what to choose from instead; 0 for none. Confidence always comes from
@@ -110,7 +111,7 @@ def mark_seen(
 def copy_blocks(
     *,
     caches: Sequence[int],
-    copies: Sequence[tuple[int, int, int]],
+    copies: Sequence[tuple[int, int, int, int, int]],
     num_blocks: int,
     num_heads: int,
     token_bytes: int,
@@ -118,7 +119,7 @@ def copy_blocks(
     stream: int,
     block_tokens: int = 32,
 ) -> None:
-    """Copy the first tokens of KV blocks into other blocks, and fill the rest with zeros.
+    """Copy tokens of KV blocks to the start of other blocks, and fill the rest with zeros.
 
     Parameters
     ----------
@@ -126,26 +127,14 @@ def copy_blocks(
         K and V of every layer: each (num_blocks, num_heads, block_tokens, head_dim), contiguous but
         for the block dimension.
     copies
-        (source, destination, num_tokens) each. Destinations are distinct and no other copy's
-        source; source = destination truncates in place.
+        (source, following, destination, first, num_tokens) each: tokens [first, first +
+        num_tokens) of the blocks `source` and `following` laid end to end; `following` is not
+        looked at where `source` holds them all. Destinations are distinct and nobody's source.
     token_bytes
         Bytes of one token and head: head_dim times the element size, a multiple of 16.
     block_stride_bytes
         From one block to the next.
     """
-
-def truncate_blocks(
-    *,
-    caches: Sequence[int],
-    blocks: Sequence[tuple[int, int]],
-    num_blocks: int,
-    num_heads: int,
-    token_bytes: int,
-    block_stride_bytes: int,
-    stream: int,
-    block_tokens: int = 32,
-) -> None:
-    """Fill all but the first `num_tokens` tokens of (block, num_tokens) each with zeros."""
 
 def gather_rows(
     *,

@@ -66,14 +66,16 @@ class Engine:
         How a GPU is used.
     passage_cache_bytes : int, optional
         Memory for passages that were encoded on their own (placement ``parallel``), beside the KV
-        cache and taken when they are encoded. None: as much as `kv_cache_bytes`. CPU only.
+        cache. On a CPU it is taken when they are encoded, None: as much as `kv_cache_bytes`. On a
+        GPU it is taken with the KV cache, and what no passage needs serves as such; None: a quarter
+        of `kv_cache_bytes`.
 
     Attributes
     ----------
     model : Model
     compute : str
-    passages : PassageCache or None
-        The passages that were encoded; None on a GPU, which encodes none.
+    passages : PassageCache
+        The passages that were encoded.
 
     Raises
     ------
@@ -110,18 +112,16 @@ class Engine:
             self.compute = check_choice("compute", compute or "bfloat16", build.GPU_COMPUTES)
             check_choice("sampler", sampler, build.GPU_SAMPLERS)
             self._native = build.make_engine(
-                model, kv_cache_bytes=kv_cache_bytes, compute=self.compute, sampler=sampler,
-                max_batch_tokens=max_batch_tokens or 1024, deterministic=deterministic, options=gpu)
-        self.passages = self._passage_cache(passage_cache_bytes)
+                model, kv_cache_bytes=kv_cache_bytes, passage_cache_bytes=passage_cache_bytes,
+                compute=self.compute, sampler=sampler, max_batch_tokens=max_batch_tokens or 1024,
+                deterministic=deterministic, options=gpu)
+            passage_cache_bytes = self._native.passage_cache_bytes
+        stats = self.stats()
+        if passage_cache_bytes is None:
+            passage_cache_bytes = stats.num_blocks * stats.block_size_bytes
+        self.passages = PassageCache(
+            passage_cache_bytes, None if model.device == "cpu" else stats.block_size_bytes)
         _live_engines.add(self)
-
-    def _passage_cache(self, size_bytes: int | None) -> PassageCache | None:
-        if self.model.device != "cpu":
-            return None
-        if size_bytes is None:
-            stats = self.stats()
-            size_bytes = stats.num_blocks * stats.block_size_bytes
-        return PassageCache(size_bytes)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,16 +60,14 @@ class Model:
     """
 
     def __init__(self, native: _C.Model, name: str, path: Path, tokenizer: Tokenizer,
-                 quantize: str | None = None, device: str = "cpu",
-                 open_tensors: Callable[[], Any] | None = None) -> None:
+                 quantize: str | None = None, device: str = "cpu") -> None:
         native.set_vocabulary(tokenizer.token_table, sorted(tokenizer.special_token_ids),
                               sorted(tokenizer.eos_token_ids))
         self._native = native
         self.quantize = quantize
         self.device = device
-        self._gpu_weights: dict[str, Any] = {}  # by compute type; see flarecore.gpu.build
-        # Makes a flarecore.gpu.weights.TensorSource where the model is no GGUF file.
-        self._open_tensors = open_tensors
+        # By compute type and form; see flarecore.gpu.build.
+        self._gpu_weights: dict[tuple[str, str], Any] = {}
         self.name = name
         self.path = path
         self.tokenizer = tokenizer
@@ -100,7 +97,8 @@ class Model:
             groups of 32 values: ``"q8"`` to 8 bits and a scale, ``"q4"`` to 4 bits, scale and
             minimum, but token embedding and output head to 8 bits. Norms stay what they are, as do
             matrices that the file holds quantised, or whose rows are no multiple of 32. What it
-            changes is in :attr:`quantization`. The same weights are used by ``compute="float32"``.
+            changes is in :attr:`quantization`. The same weights are used by ``compute="float32"``,
+            and by an engine on a GPU.
 
         Raises
         ------
@@ -117,9 +115,6 @@ class Model:
             if device not in GPU_DEVICES:
                 raise UnsupportedError(f"device {device!r} is unknown; known are 'cpu', "
                                        + ", ".join(map(repr, GPU_DEVICES)))
-            if quantize is not None:
-                raise UnsupportedError(f"quantize={quantize!r} works on a CPU only: the GPU engine "
-                                       "computes in 16 or 32 bits; leave it out")
             open_device(device)
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)
                                     or not 1 <= threads <= 1024):
@@ -129,14 +124,12 @@ class Model:
                 f"quantize must be None or one of {', '.join(QUANTIZE)}, got {quantize!r}")
         path = find_model(name_or_path)
         options = (threads or 0, quantize or "none")
-        open_tensors = None
         if path.is_dir():
-            native, tokenizer, open_tensors = _open_checkpoint(path, *options)
+            native, tokenizer = _open_checkpoint(path, *options)
         else:
             native = _C.Model(str(path), *options)
             tokenizer = Tokenizer.from_gguf(path)
-        return cls(native, os.fspath(name_or_path), path, tokenizer, quantize, device,
-                   open_tensors)
+        return cls(native, os.fspath(name_or_path), path, tokenizer, quantize, device)
 
     @property
     def quantization(self) -> Quantization | None:
@@ -170,10 +163,8 @@ class Model:
         return f"Model({self.name!r}, {self.config.architecture}, {self.num_threads} threads)"
 
 
-def _open_checkpoint(
-    path: Path, threads: int, quantize: str
-) -> tuple[_C.Model, Tokenizer, Callable[[], Any]]:
-    """Model, tokenizer and tensors for a GPU, of a directory. Raises as :meth:`Model.load`."""
+def _open_checkpoint(path: Path, threads: int, quantize: str) -> tuple[_C.Model, Tokenizer]:
+    """Model and tokenizer of a directory. Raises as :meth:`Model.load`."""
     if (path / "adapter_config.json").exists():
         raise UnsupportedError(f"{path}: adapter_config.json: an adapter is not supported; merge "
                                "it into its model and save that")
@@ -186,10 +177,4 @@ def _open_checkpoint(
         threads, quantize)
     tokenizer = Tokenizer.from_directory(
         path, vocab_size=shape.native["vocab_size"], config=config)
-
-    def open_tensors() -> Any:
-        from flarecore.gpu.weights import CheckpointSource  # imports torch
-
-        return CheckpointSource(opened.files, places, shape.vector_offset)
-
-    return native, tokenizer, open_tensors
+    return native, tokenizer

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +61,10 @@ class EncodedPassage:
 class _Work:
     """A passage that is being computed, and how many wait for it."""
 
-    def __init__(self, key: _Key, operation: Operation[PassageKv]) -> None:
+    def __init__(self, key: _Key, operation: Operation[PassageKv], size_bytes: int) -> None:
         self.key = key
         self.operation = operation
+        self.size_bytes = size_bytes
         self.num_waiting = 1
         self.passage: PassageKv | None = None
 
@@ -130,10 +131,14 @@ class PassageCache:
     ----------
     budget_bytes : int
         Most memory of passages that no sequence sees; 0 keeps none.
+    block_size_bytes : int, optional
+        Size of a block of 32 tokens, if passages take the blocks of the engine's KV cache (on a
+        GPU): what is over the budget is then dropped before a passage is computed, not after.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, block_size_bytes: int | None = None) -> None:
         self._budget_bytes = budget_bytes
+        self._block_size_bytes = block_size_bytes
         self._lock = threading.RLock()
         self._kept: OrderedDict[_Key, PassageKv] = OrderedDict()
         self._size_bytes = 0
@@ -152,9 +157,22 @@ class PassageCache:
         """
         key = _key(head_ids, token_ids)
         with self._lock:
-            passage = self._kept.get(key) or self._load(head_ids, token_ids)
+            passage, files = self._kept.get(key), list(self._files)
+        # Not under the lock: a GPU engine's worker, which does the reading, may be waiting for it.
+        for file in files if passage is None else ():
+            if not file.is_mapped:
+                with self._lock:
+                    self._make_room(len(token_ids))
+            passage, is_new = file._find(head_ids, token_ids)
+            if passage is not None:
+                with self._lock:
+                    self._counts["loaded"] += is_new
+                    if not file.is_mapped:
+                        passage = self._keep(key, passage)
+                break
+        with self._lock:
             self._counts["misses" if passage is None else "hits"] += 1
-            if passage is not None and key in self._kept:
+            if key in self._kept:
                 self._kept.move_to_end(key)
         return passage
 
@@ -176,8 +194,9 @@ class PassageCache:
                 work.num_waiting += 1
                 self._counts["joined"] += 1
                 return PassageOperation(self, work, is_first=False)
+            size = self._make_room(len(token_ids))
             operation = sequence.encode_passage_async(token_ids)
-            work = self._running[key] = _Work(key, operation)
+            work = self._running[key] = _Work(key, operation, size)
         # Outside of the lock: it may be done already, and then calls back at once.
         operation._native.on_done(lambda: self._ended(work))
         return PassageOperation(self, work, is_first=True)
@@ -188,7 +207,11 @@ class PassageCache:
             self._keep(_key(passage.head_ids, passage.token_ids), passage)
 
     def attach_file(self, file: PassageKvFile) -> None:
-        """Looks passages up in a file as well; its blocks are used where they are mapped."""
+        """Looks passages up in a file as well.
+
+        Its blocks are used where they are mapped; a GPU engine copies them and keeps the copies
+        under its budget.
+        """
         with self._lock:
             self._files.append(file)
 
@@ -212,14 +235,20 @@ class PassageCache:
                 budget_bytes=self._budget_bytes,
                 **{f"num_{name}": count for name, count in self._counts.items()})
 
-    def _load(self, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv | None:
-        for file in self._files:
-            known = file.num_loaded
-            passage = file.find(head_ids, token_ids)
-            if passage is not None:
-                self._counts["loaded"] += file.num_loaded - known
-                return passage
-        return None
+    def _make_room(self, num_tokens: int) -> int:
+        """Drops passages so that one of so many tokens fits besides; its size, 0 if it has its own
+        memory."""
+        if self._block_size_bytes is None:
+            return 0
+        size = -(-num_tokens // 32) * self._block_size_bytes
+        coming = size + sum(work.size_bytes for work in self._running.values())
+        self._drop(list(self._over_budget(None, coming)))
+        return size
+
+    def _drop(self, keys: Iterable[_Key]) -> None:
+        for key in keys:
+            self._size_bytes -= self._kept.pop(key).size_bytes
+            self._counts["evicted"] += 1
 
     def _keep(self, key: _Key, passage: PassageKv) -> PassageKv:
         known = self._kept.get(key)
@@ -227,14 +256,12 @@ class PassageCache:
             return known
         self._kept[key] = passage
         self._size_bytes += passage.size_bytes
-        for old in list(self._over_budget(passage)):
-            self._size_bytes -= self._kept.pop(old).size_bytes
-            self._counts["evicted"] += 1
+        self._drop(list(self._over_budget(passage)))
         return passage
 
-    def _over_budget(self, newest: PassageKv) -> Iterator[_Key]:
-        """Passages to drop, the least recently used first."""
-        surplus = self._size_bytes - self._budget_bytes
+    def _over_budget(self, newest: PassageKv | None, coming_bytes: int = 0) -> Iterator[_Key]:
+        """Passages to drop, the least recently used first, if so many bytes are still to come."""
+        surplus = self._size_bytes + coming_bytes - self._budget_bytes
         for key, passage in self._kept.items():
             if surplus <= 0:
                 return

@@ -218,9 +218,9 @@ class Sequence:
         Raises
         ------
         ConfigError
-            A passage belongs to another model, compute mode or head or is longer than
-            `num_reserved`, `from_token` is out of range, or the sequence is closed or shorter than
-            its head.
+            A passage belongs to another model, compute mode or head (on a GPU: to another engine)
+            or is longer than `num_reserved`, `from_token` is out of range, or the sequence is
+            closed or shorter than its head.
         SequenceBusyError
             An operation runs.
         """

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .attention_passages import PassageTable, _attend_passages, _layout_of
 from .attention_tile import (
     LOG2_E,
     _attend,
@@ -20,55 +21,20 @@ from .attention_tile import (
     _tile_rows,
     check_attention,
 )
-from .attention_workspace import SPLIT_TOKENS, DecodeWorkspace
+from .attention_workspace import SPLIT_TOKENS, DecodeWorkspace, _join_splits
 from .checks import INTERPRETED, ceil_div, next_power_of_2, require
 from .rope import BLOCK_TOKENS
 
 BLOCK_M = 16  # rows x heads of one tile: the smallest tensor-core tile
 
 
-@triton.jit
-def _join_splits(partial_ptr, stats_ptr, entry, split_begin, split_end, valid,
-                 BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
-                 JOIN: tl.constexpr):  # fmt: skip
-    """Join the splits [split_begin, split_end) in ascending order, JOIN at a time.
-
-    Groups of JOIN are aligned to absolute split indices and absent splits weigh exactly zero, so
-    the order of a row's sum does not depend on the range either.
-    """
-    d = tl.arange(0, BLOCK_D)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    for group in range(split_begin // JOIN * JOIN, split_end, JOIN):
-        split = group + tl.arange(0, JOIN)
-        present = (split >= split_begin) & (split < split_end)
-        mask = present[:, None] & valid[None, :]
-        at = entry[None, :] + split[:, None]
-        # .cg: other programs wrote these through L2; a stale L1 line must not answer.
-        split_max = tl.load(
-            stats_ptr + at * 2, mask=mask, other=float("-inf"), cache_modifier=".cg"
-        )
-        split_sum = tl.load(stats_ptr + at * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
-        split_acc = tl.load(
-            partial_ptr + at[:, :, None] * HEAD_DIM + d[None, None, :],
-            mask=mask[:, :, None] & (d < HEAD_DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_max = tl.maximum(row_max, tl.max(split_max, axis=0))
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weight = tl.exp2(split_max - shift[None, :])
-        rescale = tl.exp2(row_max - shift)
-        row_sum = tl.fma(row_sum, rescale, tl.sum(split_sum * weight, axis=0))
-        rescale = tl.broadcast_to(rescale[:, None], (BLOCK_M, BLOCK_D))
-        acc = tl.fma(acc, rescale, tl.sum(split_acc * weight[:, :, None], axis=0))
-        row_max = new_max
-    return acc, row_sum
-
-
 # Sizes of the batch are not specialised on: one compiled kernel serves them all.
-@triton.jit(do_not_specialize=["table_width", "max_splits", "tiles_per_sequence", "window"])
+_SIZES = [
+    "table_width", "max_splits", "tiles_per_sequence", "window", "passage_width", "passage_grid",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def _decode_attention_kernel(
     q_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
     k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
@@ -80,6 +46,8 @@ def _decode_attention_kernel(
     partial_ptr,  # (>= num_rows, NUM_HEADS, max_splits, HEAD_DIM) float32
     stats_ptr,  # (>= num_rows, NUM_HEADS, max_splits, 2) float32: maximum and sum
     arrivals_ptr,  # (>= num_rows, num_kv_heads) int32, zero between launches
+    layout_ptr,  # (num_sequences, 4), with PASSAGES as the next
+    passage_ptr,  # (num_sequences, passage_width, 3)
     q_stride,
     out_stride,
     cache_stride,
@@ -88,6 +56,8 @@ def _decode_attention_kernel(
     tiles_per_sequence,
     scale_log2,
     window,
+    passage_width,
+    passage_grid,  # splits that the launch provides for passages, a multiple of JOIN
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -98,10 +68,12 @@ def _decode_attention_kernel(
     SPLIT: tl.constexpr,
     JOIN: tl.constexpr,
     UPCAST: tl.constexpr,
+    PASSAGES: tl.constexpr,
 ):
     """Few query rows per sequence: one program per tile of rows, KV head and split of the context.
 
-    The last program of a tile to arrive joins its splits, so that one launch does it all.
+    Splits of the passages come first, then those of the sequence. The last program of a tile to
+    arrive joins its splits, so that one launch does it all.
     """
     sequence = tl.program_id(0) // tiles_per_sequence
     kv_head = tl.program_id(1)
@@ -113,42 +85,53 @@ def _decode_attention_kernel(
         return
 
     # What both the grid and the block table provide for.
-    limit = tl.minimum(tl.num_programs(2) * SPLIT, table_width * BLOCK_TOKENS)
-    row, head, valid, position, first_visible, first_needed, last_needed = _tile_rows(
-        row_begin, row_end, positions_ptr, kv_head, limit, window, GROUP, BLOCK_M
+    own_grid = tl.num_programs(2) - passage_grid
+    limit = tl.minimum(own_grid * SPLIT, table_width * BLOCK_TOKENS)
+    num_head, num_reserved, sees_from, num_blocks = _layout_of(
+        layout_ptr, sequence, passage_width, PASSAGES
     )
+    row, head, valid, position, first_visible, reached, first_needed, last_needed = _tile_rows(
+        row_begin, row_end, positions_ptr, kv_head, limit, window, num_head, num_reserved, GROUP,
+        BLOCK_M,
+    )  # fmt: skip
     in_range = position < limit
-    split_begin = first_needed // SPLIT
-    split_end = tl.maximum(last_needed, 0) // SPLIT + 1
-    if (split < split_begin) | (split >= split_end):
+    passage_end = 0
+    if PASSAGES:
+        num_blocks = tl.where(last_needed >= sees_from, num_blocks, 0)
+        passage_end = (num_blocks * BLOCK_TOKENS + SPLIT - 1) // SPLIT
+    split_begin = passage_grid + first_needed // SPLIT
+    split_end = passage_grid + tl.maximum(last_needed, 0) // SPLIT + 1
+    if (split >= passage_end) & ((split < split_begin) | (split >= split_end)):
         return
 
     q = _load_queries(q_ptr, row, head, q_stride, valid, k_cache_ptr, HEAD_DIM, BLOCK_D)
     head_offset = kv_head * (BLOCK_TOKENS * HEAD_DIM)
+    k_ptr = k_cache_ptr + head_offset
+    v_ptr = v_cache_ptr + head_offset
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    if PASSAGES:
+        # One of the two loops has nothing to do.
+        per_split = SPLIT // BLOCK_TOKENS
+        acc, row_max, row_sum = _attend_passages(
+            q, acc, row_max, row_sum, position >= sees_from,
+            tl.maximum(reached - num_head, 0), k_ptr, v_ptr,
+            passage_ptr + sequence.to(tl.int64) * passage_width * 3, cache_stride, scale_log2,
+            tl.minimum(split * per_split, num_blocks),
+            tl.minimum((split + 1) * per_split, num_blocks),
+            HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, UPCAST,
+        )  # fmt: skip
+    own_split = split - passage_grid
     acc, row_max, row_sum = _attend(
-        q,
-        tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
-        tl.full((BLOCK_M,), float("-inf"), tl.float32),
-        tl.zeros((BLOCK_M,), tl.float32),
-        position,
-        first_visible,
-        k_cache_ptr + head_offset,
-        v_cache_ptr + head_offset,
-        block_table_ptr + sequence.to(tl.int64) * table_width,
-        cache_stride,
-        scale_log2,
-        tl.maximum(split * SPLIT, first_needed // BLOCK_N * BLOCK_N),
-        tl.minimum((split + 1) * SPLIT, last_needed + 1),
-        first_needed,
-        last_needed,
-        HEAD_DIM,
-        BLOCK_D,
-        BLOCK_N,
-        BLOCK_TOKENS,
-        True,
-        UPCAST,
-    )
-    if split_end - split_begin == 1:
+        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr,
+        block_table_ptr + sequence.to(tl.int64) * table_width, cache_stride, scale_log2,
+        tl.maximum(own_split * SPLIT, first_needed // BLOCK_N * BLOCK_N),
+        tl.minimum((own_split + 1) * SPLIT, last_needed + 1),
+        first_needed, last_needed, HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, True, UPCAST,
+    )  # fmt: skip
+    num_splits = passage_end + split_end - split_begin
+    if num_splits == 1:
         _store_rows(
             out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D
         )
@@ -164,10 +147,10 @@ def _decode_attention_kernel(
     tl.debug_barrier()
     arrivals = arrivals_ptr + row_begin * tl.num_programs(1) + kv_head
     arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
-    if arrived == split_end - split_begin - 1:
+    if arrived == num_splits - 1:
         tl.store(arrivals, 0)
         acc, row_sum = _join_splits(
-            partial_ptr, stats_ptr, entry, split_begin, split_end, valid,
+            partial_ptr, stats_ptr, entry, passage_end, split_begin, split_end, valid,
             BLOCK_M, BLOCK_D, HEAD_DIM, JOIN,
         )  # fmt: skip
         _store_rows(
@@ -189,6 +172,7 @@ def decode_attention(
     max_query_rows: int = 1,
     window: int = 0,
     out: torch.Tensor | None = None,
+    passages: PassageTable | None = None,
 ) -> torch.Tensor:
     """Attention of a few query rows per sequence over the sequence's cached tokens.
 
@@ -211,7 +195,8 @@ def decode_attention(
     query_begin
         (num_sequences + 1) int32: rows [query_begin[i], query_begin[i + 1]) belong to sequence i.
     workspace
-        Of at least num_rows rows and `max_context` tokens.
+        Of at least num_rows rows and `max_context` tokens, and those of `passage_context` with
+        passages.
     scale
         Multiplies q.k, usually head_dim ** -0.5.
     max_context
@@ -222,6 +207,9 @@ def decode_attention(
         Sliding window in tokens, 0 for none.
     out
         Like `q`; by default a new tensor.
+    passages
+        What the sequences reserve and see besides their own tokens. `positions` are then places in
+        the sequence, and `window` counts positions.
 
     Returns
     -------
@@ -237,12 +225,15 @@ def decode_attention(
     if out is None:
         out = torch.empty(tuple(q.shape), dtype=q.dtype, device=q.device)
     check_attention(
-        q, k_cache, v_cache, block_table, positions, query_begin, out, scale, window, max_query_rows
-    )
+        q, k_cache, v_cache, block_table, positions, query_begin, out, scale, window,
+        max_query_rows, passages,
+    )  # fmt: skip
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
     require(group <= BLOCK_M, f"at most {BLOCK_M} query heads may share a KV head, got {group}")
-    num_splits = workspace.check(q, num_kv_heads, max_context)
+    width = 0 if passages is None else passages.blocks.shape[1]
+    passage_grid = passage_context(width, head_dim) // SPLIT_TOKENS
+    num_splits = workspace.check(q, num_kv_heads, max_context, passage_grid)
     num_sequences = block_table.shape[0]
     if num_rows == 0 or num_sequences == 0:
         return out
@@ -250,14 +241,24 @@ def decode_attention(
     _decode_attention_kernel[(num_sequences * tiles_per_sequence, num_kv_heads, num_splits)](
         q, k_cache, v_cache, block_table, positions, query_begin, out,
         workspace.partial, workspace.stats, workspace.arrivals,
+        block_table if passages is None else passages.layout,
+        block_table if passages is None else passages.blocks,
         q.stride(0), out.stride(0), k_cache.stride(0), block_table.shape[1],
-        workspace.partial.shape[2], tiles_per_sequence, scale * LOG2_E, window,
-        **decode_constants(num_heads, group, head_dim),
+        workspace.partial.shape[2], tiles_per_sequence, scale * LOG2_E, window, width,
+        passage_grid, **decode_constants(num_heads, group, head_dim, passages is not None),
     )  # fmt: skip
     return out
 
 
-def decode_constants(num_heads: int, group: int, head_dim: int) -> dict[str, int | bool]:
+def passage_context(width: int, head_dim: int) -> int:
+    """Tokens of workspace that a passage table of `width` blocks takes, in whole joined groups."""
+    group = SPLIT_TOKENS * int(decode_constants(1, 1, head_dim)["JOIN"])
+    return ceil_div(width * BLOCK_TOKENS, group) * group
+
+
+def decode_constants(
+    num_heads: int, group: int, head_dim: int, passages: bool = False
+) -> dict[str, int | bool]:
     """Compile-time constants and launch options of the decode kernel; they decide a row's bits."""
     block_d = max(16, next_power_of_2(head_dim))
     return {
@@ -271,6 +272,7 @@ def decode_constants(num_heads: int, group: int, head_dim: int) -> dict[str, int
         "SPLIT": SPLIT_TOKENS,
         "JOIN": 4 if block_d <= 128 else 2,
         "UPCAST": INTERPRETED,
+        "PASSAGES": passages,
         "num_warps": 4,
         # Half of the stages go to the block ids: this keeps two tiles of keys and values in flight.
         "num_stages": 5,

@@ -2,7 +2,7 @@
 
 attention_tile.py tells why a row's bits depend on its position and keys only, so that the chunks a
 prefill is cut into do not matter. They differ in the last bits from what decode computes for the
-same row (other tiles, no splits) unless `deterministic` asks for decode's order.
+same row (other tiles, no splits).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .attention_decode import decode_attention
+from .attention_passages import PassageTable, _attend_passages, _layout_of
 from .attention_tile import (
     LOG2_E,
     _attend,
@@ -20,13 +20,12 @@ from .attention_tile import (
     _tile_rows,
     check_attention,
 )
-from .attention_workspace import DecodeWorkspace
 from .checks import INTERPRETED, ceil_div, next_power_of_2, require
 from .rope import BLOCK_TOKENS
 
 
 # Sizes of the batch are not specialised on: one compiled kernel serves them all.
-@triton.jit(do_not_specialize=["table_width", "tiles_per_sequence", "window"])
+@triton.jit(do_not_specialize=["table_width", "tiles_per_sequence", "window", "passage_width"])
 def _prefill_attention_kernel(
     q_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
     k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
@@ -35,6 +34,8 @@ def _prefill_attention_kernel(
     positions_ptr,  # (num_rows)
     query_begin_ptr,  # (num_sequences + 1)
     out_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
+    layout_ptr,  # (num_sequences, 4), with PASSAGES as the next
+    passage_ptr,  # (num_sequences, passage_width, 3)
     q_stride,
     out_stride,
     cache_stride,
@@ -42,6 +43,7 @@ def _prefill_attention_kernel(
     tiles_per_sequence,
     scale_log2,
     window,
+    passage_width,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -49,6 +51,7 @@ def _prefill_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     UPCAST: tl.constexpr,
+    PASSAGES: tl.constexpr,
 ):
     """Many query rows per sequence: one program per tile of rows and KV head, whole context."""
     sequence = tl.program_id(0) // tiles_per_sequence
@@ -61,9 +64,13 @@ def _prefill_attention_kernel(
         return
 
     limit = table_width * BLOCK_TOKENS
-    row, head, valid, position, first_visible, first_needed, last_needed = _tile_rows(
-        row_begin, row_end, positions_ptr, kv_head, limit, window, GROUP, BLOCK_M
+    num_head, num_reserved, sees_from, num_blocks = _layout_of(
+        layout_ptr, sequence, passage_width, PASSAGES
     )
+    row, head, valid, position, first_visible, reached, first_needed, last_needed = _tile_rows(
+        row_begin, row_end, positions_ptr, kv_head, limit, window, num_head, num_reserved, GROUP,
+        BLOCK_M,
+    )  # fmt: skip
     in_range = position < limit
     # Tiles between full_begin and full_end lie in every row's view and need no mask. Rows that are
     # not valid may take part with any position: nothing of theirs is stored.
@@ -82,6 +89,14 @@ def _prefill_attention_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    if PASSAGES:
+        acc, row_max, row_sum = _attend_passages(
+            q, acc, row_max, row_sum, position >= sees_from,
+            tl.maximum(reached - num_head, 0), k_ptr, v_ptr,
+            passage_ptr + sequence.to(tl.int64) * passage_width * 3, cache_stride, scale_log2,
+            0, tl.where(last_needed >= sees_from, num_blocks, 0),
+            HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, UPCAST,
+        )  # fmt: skip
     acc, row_max, row_sum = _attend(
         q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
         scale_log2, token_begin, full_begin, first_needed, last_needed,
@@ -112,23 +127,16 @@ def prefill_attention(
     max_query_rows: int,
     window: int = 0,
     out: torch.Tensor | None = None,
-    deterministic: bool = False,
-    workspace: DecodeWorkspace | None = None,
+    passages: PassageTable | None = None,
 ) -> torch.Tensor:
     """Attention of many query rows per sequence over the sequence's cached tokens.
 
-    Arguments are those of `decode_attention`, except:
+    Arguments are those of `decode_attention`, without a workspace; except:
 
     Parameters
     ----------
     max_query_rows
         Most rows any sequence has: fixes the grid, not the result.
-    deterministic
-        Compute every row in decode's order, so that it has decode's bits. Reads the cache about
-        (64 / 16) times as often and needs a `workspace` of at least num_rows rows over the tokens
-        that `block_table` can hold.
-    workspace
-        Only for `deterministic`.
 
     Returns
     -------
@@ -140,22 +148,16 @@ def prefill_attention(
     TypeError, ValueError
         If an argument does not fit.
     """
-    if deterministic:
-        require(workspace is not None, "deterministic prefill needs a workspace")
-        return decode_attention(
-            q, k_cache, v_cache, block_table, positions, query_begin, workspace, scale=scale,
-            max_context=min(workspace.max_context, block_table.shape[1] * BLOCK_TOKENS),
-            max_query_rows=max_query_rows, window=window, out=out,
-        )  # fmt: skip
     num_rows, num_heads, head_dim = q.shape if q.dim() == 3 else (0, 0, 0)
     if out is None:
         out = torch.empty(tuple(q.shape), dtype=q.dtype, device=q.device)
     check_attention(
-        q, k_cache, v_cache, block_table, positions, query_begin, out, scale, window, max_query_rows
-    )
+        q, k_cache, v_cache, block_table, positions, query_begin, out, scale, window,
+        max_query_rows, passages,
+    )  # fmt: skip
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
-    constants = prefill_constants(group, head_dim)
+    constants = prefill_constants(group, head_dim, passages is not None)
     require(
         group <= constants["BLOCK_M"],
         f"at most {constants['BLOCK_M']} query heads may share a KV head, got {group}",
@@ -166,14 +168,18 @@ def prefill_attention(
     tiles_per_sequence = ceil_div(max_query_rows, constants["BLOCK_M"] // group)
     _prefill_attention_kernel[(num_sequences * tiles_per_sequence, num_kv_heads)](
         q, k_cache, v_cache, block_table, positions, query_begin, out,
+        block_table if passages is None else passages.layout,
+        block_table if passages is None else passages.blocks,
         q.stride(0), out.stride(0), k_cache.stride(0), block_table.shape[1],
         tiles_per_sequence, scale * LOG2_E, window,
-        **constants,
+        0 if passages is None else passages.blocks.shape[1], **constants,
     )  # fmt: skip
     return out
 
 
-def prefill_constants(group: int, head_dim: int) -> dict[str, int | bool]:
+def prefill_constants(
+    group: int, head_dim: int, passages: bool = False
+) -> dict[str, int | bool]:
     """Compile-time constants and launch options of the prefill kernel; they decide a row's bits."""
     block_d = max(16, next_power_of_2(head_dim))
     return {
@@ -184,6 +190,7 @@ def prefill_constants(group: int, head_dim: int) -> dict[str, int | bool]:
         "BLOCK_N": 64 if block_d <= 128 else 32,
         "BLOCK_TOKENS": BLOCK_TOKENS,
         "UPCAST": INTERPRETED,
+        "PASSAGES": passages,
         # Eight warps keep the accumulator of wide heads within the registers (COMPILED.md).
         "num_warps": 4 if block_d <= 64 else 8,
         "num_stages": 3,

@@ -29,6 +29,50 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def _add_tile(
+    q,  # (M, D) queries of the tile
+    acc,  # (M, D) float32 running sum of p * v
+    row_max,  # (M) float32
+    row_sum,  # (M) float32
+    k_ptr,  # K of this head in block 0
+    v_ptr,
+    slot,  # (N) elements from there to each token
+    needed,  # (N) tokens that are read
+    visible,  # (M, N) what each row sees of them; unused without MASKED
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,  # False: every row sees every token
+    UPCAST: tl.constexpr,  # float32 products (the interpreter cannot multiply bfloat16)
+):
+    d = tl.arange(0, BLOCK_D)
+    k_mask = needed[None, :] & (d < HEAD_DIM)[:, None]
+    k = tl.load(k_ptr + slot[None, :] + d[:, None], mask=k_mask, other=0.0)
+    if UPCAST:
+        scores = tl.dot(q.to(tl.float32), k.to(tl.float32), input_precision="ieee")
+    else:
+        scores = tl.dot(q, k, input_precision="ieee")
+    if MASKED:
+        scores = tl.where(visible, scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1) * scale_log2)
+    # A row that has seen nothing yet keeps -inf; subtracting 0 instead avoids inf - inf.
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    # Explicit, or the compiler would fuse it in tiles without a mask and not in others.
+    p = tl.exp2(tl.fma(scores, scale_log2, -shift[:, None]))
+    rescale = tl.exp2(row_max - shift)
+    row_sum = tl.fma(row_sum, rescale, tl.sum(p, axis=1))
+    v_mask = needed[:, None] & (d < HEAD_DIM)[None, :]
+    v = tl.load(v_ptr + slot[:, None] + d[None, :], mask=v_mask, other=0.0)
+    acc = acc * rescale[:, None]
+    p = p.to(v.dtype)
+    if UPCAST:
+        acc = tl.dot(p.to(tl.float32), v.to(tl.float32), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(p, v, acc, input_precision="ieee")
+    return acc, new_max, row_sum
+
+
+@triton.jit
 def _attend(
     q,  # (M, D) queries of the tile
     acc,  # (M, D) float32 running sum of p * v
@@ -53,7 +97,6 @@ def _attend(
     UPCAST: tl.constexpr,  # float32 products (the interpreter cannot multiply bfloat16)
 ):
     tl.static_assert(BLOCK_N == BLOCK_TOKENS or BLOCK_N == 2 * BLOCK_TOKENS)
-    d = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_N)
     for begin in range(token_begin, token_end, BLOCK_N):
         token = begin + lane
@@ -67,39 +110,22 @@ def _attend(
             second = tl.load(at + 1, mask=begin + BLOCK_TOKENS <= last_needed, other=0)
             offset = tl.where(lane < BLOCK_TOKENS, offset, second.to(tl.int64) * cache_stride)
         slot = offset + (lane % BLOCK_TOKENS) * HEAD_DIM
-        k_mask = needed[None, :] & (d < HEAD_DIM)[:, None]
-        k = tl.load(k_ptr + slot[None, :] + d[:, None], mask=k_mask, other=0.0)
-        if UPCAST:
-            scores = tl.dot(q.to(tl.float32), k.to(tl.float32), input_precision="ieee")
-        else:
-            scores = tl.dot(q, k, input_precision="ieee")
-        if MASKED:
-            visible = token[None, :] <= last_visible[:, None]
-            visible = visible & (token[None, :] >= first_visible[:, None])
-            scores = tl.where(visible, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * scale_log2)
-        # A row that has seen nothing yet keeps -inf; subtracting 0 instead avoids inf - inf.
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        # Explicit, or the compiler would fuse it in tiles without a mask and not in others.
-        p = tl.exp2(tl.fma(scores, scale_log2, -shift[:, None]))
-        rescale = tl.exp2(row_max - shift)
-        row_sum = tl.fma(row_sum, rescale, tl.sum(p, axis=1))
-        row_max = new_max
-        v_mask = needed[:, None] & (d < HEAD_DIM)[None, :]
-        v = tl.load(v_ptr + slot[:, None] + d[None, :], mask=v_mask, other=0.0)
-        acc = acc * rescale[:, None]
-        p = p.to(v.dtype)
-        if UPCAST:
-            acc = tl.dot(p.to(tl.float32), v.to(tl.float32), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(p, v, acc, input_precision="ieee")
+        visible = token[None, :] <= last_visible[:, None]
+        visible = visible & (token[None, :] >= first_visible[:, None])
+        acc, row_max, row_sum = _add_tile(
+            q, acc, row_max, row_sum, k_ptr, v_ptr, slot, needed, visible, scale_log2,
+            HEAD_DIM, BLOCK_D, MASKED, UPCAST,
+        )  # fmt: skip
     return acc, row_max, row_sum
 
 
 @triton.jit
-def _tile_rows(row_begin, row_end, positions_ptr, kv_head, limit, window, GROUP: tl.constexpr,
-               BLOCK_M: tl.constexpr):  # fmt: skip
+def _tile_rows(row_begin, row_end, positions_ptr, kv_head, limit, window, num_head, num_reserved,
+               GROUP: tl.constexpr, BLOCK_M: tl.constexpr):  # fmt: skip
     """Rows x heads of one tile: row, head, valid, position, first visible token of each.
+
+    Then the first position that each one's window reaches: tokens behind the first `num_head` are
+    `num_reserved` positions later than their place in the sequence.
 
     Also the tokens that any of them needs: [first_needed, last_needed], last_needed -1 for none.
     Rows that are not valid and padding (position < 0) need none.
@@ -109,12 +135,17 @@ def _tile_rows(row_begin, row_end, positions_ptr, kv_head, limit, window, GROUP:
     head = kv_head * GROUP + m % GROUP
     valid = (m < BLOCK_M // GROUP * GROUP) & (row < row_end)
     position = tl.load(positions_ptr + row, mask=valid, other=-1)
-    # window > 0: a row sees its last `window` tokens, itself included.
-    first_visible = tl.maximum(tl.where(window > 0, position - window + 1, 0), 0)
+    # window > 0: a row sees the last `window` positions, its own included.
+    reached = position + tl.where(position >= num_head, num_reserved, 0) - window + 1
+    reached = tl.maximum(tl.where(window > 0, reached, 0), 0)
+    first_visible = tl.where(
+        reached <= num_head, reached, tl.maximum(reached - num_reserved, num_head)
+    )
     last_needed = tl.minimum(tl.max(position, axis=0), limit - 1)
     first_needed = tl.min(tl.where(position >= 0, first_visible, limit), axis=0)
     first_needed = tl.minimum(first_needed, tl.maximum(last_needed, 0))
-    return row.to(tl.int64), head, valid, position, first_visible, first_needed, last_needed
+    return (row.to(tl.int64), head, valid, position, first_visible, reached, first_needed,
+            last_needed)  # fmt: skip
 
 
 @triton.jit
@@ -139,8 +170,9 @@ def _store_rows(out_ptr, row, head, out_stride, acc, row_sum, valid, in_range,
 
 
 def check_attention(
-    q, k_cache, v_cache, block_table, positions, query_begin, out, scale, window, max_query_rows
-):
+    q, k_cache, v_cache, block_table, positions, query_begin, out, scale, window, max_query_rows,
+    passages
+):  # fmt: skip
     """Check the arguments that decode and prefill share; see their docstrings."""
     check_tensor("q", q, (None, None, None), FLOAT_DTYPES, strided_dims=1)
     num_rows, num_heads, head_dim = q.shape
@@ -170,6 +202,8 @@ def check_attention(
     check_tensor("positions", positions, (num_rows,), (torch.int32,), q.device)
     num_sequences = block_table.shape[0]
     check_tensor("query_begin", query_begin, (num_sequences + 1,), (torch.int32,), q.device)
+    if passages is not None:
+        passages.check(num_sequences, q.device)
     check_tensor("out", out, q.shape, FLOAT_DTYPES, q.device, strided_dims=1)
     # A maximum of scaled products is the scaled maximum of the products.
     require(scale > 0, f"scale must be > 0, got {scale}")

@@ -1,14 +1,56 @@
-"""Device memory of split decode attention."""
+"""Device memory of split decode attention, and how the splits are joined."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 
 from .checks import ceil_div, check_tensor, require
 
 SPLIT_TOKENS = 256  # a split never depends on the batch or on the length of the context
+
+
+@triton.jit
+def _join_splits(partial_ptr, stats_ptr, entry, passage_end, split_begin, split_end, valid,
+                 BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
+                 JOIN: tl.constexpr):  # fmt: skip
+    """Join [0, passage_end) and [split_begin, split_end) in ascending order, JOIN at a time.
+
+    Groups of JOIN are aligned to absolute split indices and absent splits weigh exactly zero, so
+    the order of a row's sum does not depend on the range either.
+    """
+    d = tl.arange(0, BLOCK_D)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    for group in range(tl.where(passage_end > 0, 0, split_begin // JOIN * JOIN), split_end, JOIN):
+        split = group + tl.arange(0, JOIN)
+        present = (split < passage_end) | ((split >= split_begin) & (split < split_end))
+        mask = present[:, None] & valid[None, :]
+        at = entry[None, :] + split[:, None]
+        # .cg: other programs wrote these through L2; a stale L1 line must not answer.
+        split_max = tl.load(
+            stats_ptr + at * 2, mask=mask, other=float("-inf"), cache_modifier=".cg"
+        )
+        split_sum = tl.load(stats_ptr + at * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        split_acc = tl.load(
+            partial_ptr + at[:, :, None] * HEAD_DIM + d[None, None, :],
+            mask=mask[:, :, None] & (d < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_max = tl.maximum(row_max, tl.max(split_max, axis=0))
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weight = tl.exp2(split_max - shift[None, :])
+        rescale = tl.exp2(row_max - shift)
+        row_sum = tl.fma(row_sum, rescale, tl.sum(split_sum * weight, axis=0))
+        rescale = tl.broadcast_to(rescale[:, None], (BLOCK_M, BLOCK_D))
+        acc = tl.fma(acc, rescale, tl.sum(split_acc * weight[:, :, None], axis=0))
+        row_max = new_max
+    return acc, row_sum
 
 
 @dataclass(frozen=True)
@@ -55,7 +97,9 @@ class DecodeWorkspace:
         """Tokens of context that the workspace provides for."""
         return self.partial.shape[2] * SPLIT_TOKENS
 
-    def check(self, q: torch.Tensor, num_kv_heads: int, max_context: int) -> int:
+    def check(
+        self, q: torch.Tensor, num_kv_heads: int, max_context: int, passage_splits: int = 0
+    ) -> int:
         """Raise unless it serves this launch; returns the launch's number of splits."""
         num_rows, num_heads, head_dim = q.shape
         float32, device = (torch.float32,), q.device
@@ -73,9 +117,10 @@ class DecodeWorkspace:
             num_rows <= max_rows,
             f"the workspace is for {max_rows} rows, got {num_rows}; allocate a larger one",
         )
+        most = self.max_context - passage_splits * SPLIT_TOKENS
         require(
-            1 <= max_context <= self.max_context,
-            f"max_context must be 1 to {self.max_context} for this workspace, got {max_context}; "
+            1 <= max_context <= most,
+            f"max_context must be 1 to {most} for this workspace, got {max_context}; "
             "allocate a larger one",
         )
-        return ceil_div(max_context, SPLIT_TOKENS)
+        return passage_splits + ceil_div(max_context, SPLIT_TOKENS)

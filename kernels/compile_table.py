@@ -15,15 +15,27 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import attention_decode, attention_prefill, norm, rope, sampling, sampling_filters, swiglu
+from . import (
+    attention_decode,
+    attention_prefill,
+    norm,
+    quantized_product,
+    quantized_values,
+    rope,
+    sampling,
+    sampling_filters,
+    swiglu,
+)
 from .checks import INTERPRETED
+from .quantized_format import FORMATS, QuantizedFormat
 
 TABLE = Path(__file__).with_name("COMPILED.md")
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
@@ -40,7 +52,9 @@ TYPES = {
     "history_flags_ptr": "*u8", "chunk_max_ptr": "*fp32", "chunk_sum_ptr": "*i64",
     "chunk_arg_ptr": "*i32", "group_max_ptr": "*fp32", "counters_ptr": "*i32",
     "row_stats_ptr": "*fp64", "candidates_ptr": "*i64", "weights_ptr": "*i64",
-    "scale_log2": "fp32", "eps": "fp32", "weight_offset": "fp32",
+    "layout_ptr": "*i32", "passage_ptr": "*i32", "token_ids_ptr": "*i32", "row_ids_ptr": "*i32",
+    "supers_ptr": "*fp16", "scale": "fp32", "scale_log2": "fp32", "eps": "fp32",
+    "weight_offset": "fp32",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages")
 
@@ -52,7 +66,8 @@ class Case:
     label: str
     kernel: triton.runtime.JITFunction
     dtype: str
-    constants: dict[str, int | bool]
+    constants: dict[str, int | bool | str | None]
+    types: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,13 +79,48 @@ class Figures:
     shared_bytes: int
 
 
+def _quantized_cases() -> list[Case]:
+    """Every format through both kernels; one split and the most there are."""
+
+    def types(form: QuantizedFormat) -> dict[str, str]:
+        names = {torch.float16: "*fp16", torch.uint8: "*u8", torch.int8: "*i8"}
+        codes = "*u8" if form.bits == 4 else "*i8"
+        return {"codes_ptr": codes, "scales_ptr": names[form.scale_dtype]}
+
+    found = []
+    for name, form in FORMATS.items():
+        for splits, dtype in ((1, torch.bfloat16), (16, torch.bfloat16), (16, torch.float16)):
+            if form.is_two_level and dtype == torch.float16:
+                continue  # as the plain formats of that type
+            constants = quantized_product.product_constants(form, dtype, splits)
+            kind = "bf16" if dtype == torch.bfloat16 else "fp16"
+            found.append(Case(f"{name}, {splits} splits",
+                              quantized_product._quantized_product_kernel, kind, constants,
+                              types(form)))  # fmt: skip
+        if name in ("Q4_1", "Q8_0"):
+            constants = quantized_product.product_constants(form, torch.float32, 16)
+            found.append(Case(f"{name}, 16 splits", quantized_product._quantized_product_kernel,
+                              "fp32", constants, types(form)))  # fmt: skip
+        for has_ids in (False, True):
+            constants = quantized_values.dequantize_constants(form, has_ids)
+            constants |= {} if has_ids else {"row_ids_ptr": None}
+            label = f"{name}, rows by id" if has_ids else f"{name}, a run of rows"
+            found.append(
+                Case(label, quantized_values._dequantize_kernel, "bf16", constants, types(form))
+            )
+    return found
+
+
 def cases() -> list[Case]:
     """Every kernel in the shapes of the models we aim at."""
     found = []
     for columns in (576, 4096):
-        constants = {"BLOCK": triton.next_power_of_2(columns), "HAS_RESIDUAL": True}
-        constants["num_warps"] = norm.norm_num_warps(constants["BLOCK"])
-        found.append(Case(f"hidden {columns}", norm._rms_norm_kernel, "bf16", constants))
+        constants = norm.norm_constants(columns)
+        for has_post in (False, True):
+            label = f"hidden {columns}" + (", post-norm" if has_post else "")
+            flags = {"HAS_RESIDUAL": True, "HAS_POST": has_post}
+            found.append(Case(label, norm._rms_norm_kernel, "bf16", constants | flags))
+        found.append(Case(f"hidden {columns}", norm._embed_norm_kernel, "bf16", constants))
     for gelu in (False, True):
         constants = {"GELU": gelu, "BLOCK": swiglu.BLOCK_COLUMNS, "num_warps": 4}
         label = "gelu_tanh" if gelu else "silu"
@@ -78,13 +128,17 @@ def cases() -> list[Case]:
     for head_dim, has_norm in ((64, False), (128, True)):
         constants = rope.rope_constants(32, head_dim, False, has_norm)
         label = f"head_dim {head_dim}" + (", norm" if has_norm else "")
+        found.append(Case(label + ", passages", rope._rope_store_kernel, "bf16",
+                          rope.rope_constants(32, head_dim, False, has_norm, True)))  # fmt: skip
         found.append(Case(label, rope._rope_store_kernel, "bf16", constants))
     for head_dim, dtype in ((64, "fp16"), (128, "bf16"), (256, "bf16")):
-        label = f"head_dim {head_dim}, group 4"
-        constants = attention_decode.decode_constants(32, 4, head_dim)
-        found.append(Case(label, attention_decode._decode_attention_kernel, dtype, constants))
-        constants = attention_prefill.prefill_constants(4, head_dim)
-        found.append(Case(label, attention_prefill._prefill_attention_kernel, dtype, constants))
+        for passages in (False, True):
+            label = f"head_dim {head_dim}, group 4" + (", passages" if passages else "")
+            constants = attention_decode.decode_constants(32, 4, head_dim, passages)
+            found.append(Case(label, attention_decode._decode_attention_kernel, dtype, constants))
+            constants = attention_prefill.prefill_constants(4, head_dim, passages)
+            found.append(
+                Case(label, attention_prefill._prefill_attention_kernel, dtype, constants))
     for vocab, dtype, filters in ((49152, "bf16", False), (128256, "fp32", True),
                                   (262144, "bf16", True)):  # fmt: skip
         constants = sampling.sample_constants(triton.cdiv(vocab, sampling.CHUNK))
@@ -93,7 +147,7 @@ def cases() -> list[Case]:
         found.append(Case(label, sampling._sample_kernel, dtype, constants))
     constants = sampling_filters.filter_constants() | {"ADVANCE": True}
     found.append(Case("any vocabulary", sampling_filters._filter_kernel, "fp32", constants))
-    return found
+    return found + _quantized_cases()
 
 
 def compile_case(case: Case, capability: int) -> Figures:
@@ -107,7 +161,7 @@ def compile_case(case: Case, capability: int) -> Figures:
             signature[name] = "constexpr"
             continue
         default = f"*{case.dtype}" if name.endswith("_ptr") else "i32"
-        signature[name] = TYPES.get(name, default)
+        signature[name] = (TYPES | case.types).get(name, default)
         # As at launch: allocations and the strides between rows are multiples of 16.
         if name.endswith(("_ptr", "_stride")):
             attributes[(i,)] = [["tt.divisibility", 16]]

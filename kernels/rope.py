@@ -56,6 +56,7 @@ def _rope_store_kernel(
     block_table_ptr,  # (num_sequences, table_width)
     q_norm_ptr,  # (HEAD_DIM)
     k_norm_ptr,  # (HEAD_DIM)
+    layout_ptr,  # (num_sequences, 4), with HAS_GAP
     num_tokens,
     num_positions,
     table_width,
@@ -72,12 +73,20 @@ def _rope_store_kernel(
     BLOCK_TOKENS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_GAP: tl.constexpr,
 ):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)
     position = tl.load(positions_ptr + token, mask=token < num_tokens, other=-1)
     # Padding rows (position < 0) and positions past the table are left alone.
     live = (position >= 0) & (position < num_positions)
+    rotary = position
+    if HAS_GAP:
+        layout = layout_ptr + tl.load(table_rows_ptr + token, mask=live, other=0).to(tl.int64) * 4
+        num_head = tl.load(layout, mask=live, other=0)
+        num_reserved = tl.load(layout + 1, mask=live, other=0)
+        rotary = position + tl.where(position >= num_head, num_reserved, 0)
+        live = live & (rotary < num_positions)
     token = token.to(tl.int64)
 
     pair = tl.arange(0, HALF_BLOCK)
@@ -89,7 +98,7 @@ def _rope_store_kernel(
         at_first = pair
         at_second = pair + HEAD_DIM // 2
     mask = live[:, None] & inside[None, :]
-    angle = position.to(tl.int64)[:, None] * (HEAD_DIM // 2) + pair[None, :]
+    angle = rotary.to(tl.int64)[:, None] * (HEAD_DIM // 2) + pair[None, :]
     cos = tl.load(cos_ptr + angle, mask=mask, other=0.0)
     sin = tl.load(sin_ptr + angle, mask=mask, other=0.0)
 
@@ -147,6 +156,7 @@ def rope_store(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     q_out: torch.Tensor | None = None,
+    layout: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate `q` and `k` by their positions and store `k` and `v` into the cache.
 
@@ -176,6 +186,9 @@ def rope_store(
         Of that norm.
     q_out
         Like `q`, for the rotated queries; by default `q` itself.
+    layout
+        (num_sequences, 4) int32 of a PassageTable: tokens behind the head are rotated by later
+        positions than they are stored at.
 
     Returns
     -------
@@ -194,6 +207,8 @@ def rope_store(
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             check_tensor(name, weight, (head_dim,), FLOAT_DTYPES, q.device)
+    if layout is not None:
+        check_tensor("layout", layout, (block_table.shape[0], 4), (torch.int32,), q.device)
     if num_tokens == 0:
         return q_out
     grid = (ceil_div(num_tokens, TOKENS_PER_PROGRAM), num_heads + k.shape[1])
@@ -201,15 +216,18 @@ def rope_store(
         q, k, v, q_out, k_cache, v_cache, cos, sin, positions, table_rows, block_table,
         q_norm if q_norm is not None else cos,
         k_norm if k_norm is not None else cos,
+        layout if layout is not None else positions,
         num_tokens, cos.shape[0], block_table.shape[1],
         q.stride(0), k.stride(0), v.stride(0), q_out.stride(0), k_cache.stride(0), eps,
-        **rope_constants(num_heads, head_dim, interleaved, q_norm is not None),
+        **rope_constants(
+            num_heads, head_dim, interleaved, q_norm is not None, layout is not None
+        ),
     )  # fmt: skip
     return q_out
 
 
 def rope_constants(
-    num_heads: int, head_dim: int, interleaved: bool, has_norm: bool
+    num_heads: int, head_dim: int, interleaved: bool, has_norm: bool, has_gap: bool = False
 ) -> dict[str, int | bool]:
     """Compile-time constants and launch options."""
     return {
@@ -220,6 +238,7 @@ def rope_constants(
         "BLOCK_TOKENS": BLOCK_TOKENS,
         "INTERLEAVED": interleaved,
         "HAS_NORM": has_norm,
+        "HAS_GAP": has_gap,
         "num_warps": 2,
     }
 

@@ -21,15 +21,9 @@ import triton
 import triton.language as tl
 
 from .checks import FLOAT_DTYPES, ceil_div, check_tensor, next_power_of_2, require
+from .sampling_chunks import _draw, _join_chunks, _leave_chunk
 from .sampling_filters import _candidate_threshold, _is_filtered, launch_filters
-from .sampling_math import (
-    _exp,
-    _finish_row,
-    _fixed_weight,
-    _inverse_temperature,
-    _is_idle,
-    _uniform,
-)
+from .sampling_math import _finish_row, _inverse_temperature, _is_idle, _uniform
 from .sampling_state import (
     CHUNK,
     GROUPS,
@@ -44,40 +38,15 @@ __all__ = ["SamplerState", "SamplerWorkspace", "TokenFlag", "sample"]
 
 
 @triton.jit
-def _weigh(x, inverse):
-    """Largest value of a chunk and the fixed-point sum of exp((x - largest) * inverse)."""
-    top = tl.max(x, axis=0)
-    shift = tl.where(top == float("-inf"), 0.0, top)
-    return top, tl.sum(_fixed_weight(x, shift, inverse), axis=0)
-
-
-@triton.jit
-def _rescaled(sums, tops, top, inverse):
-    """Sums relative to their chunk's largest logit -> relative to the row's."""
-    shift = tl.where(top == float("-inf"), 0.0, top)
-    scale = _exp((tops - shift) * inverse)
-    scale = tl.where(scale == scale, scale, 0.0)
-    return (sums.to(tl.float64) * scale.to(tl.float64)).to(tl.int64)
-
-
-@triton.jit
-def _draw(choice_ptr, sums, total, top, inverse, u, vocab_size, CHUNK: tl.constexpr,
-          CHUNKS_POW2: tl.constexpr):  # fmt: skip
-    """First id whose cumulative weight exceeds u * total; choice_ptr is the row's."""
-    # Integers: weight > u * total  <=>  weight >= floor(u * total) + 1, and u * total < total.
-    goal = tl.floor(u.to(tl.float64) * total.to(tl.float64)).to(tl.int64) + 1
-    index = tl.arange(0, CHUNKS_POW2)
-    cumulative = tl.cumsum(sums, axis=0)
-    chunk = tl.min(tl.where(cumulative >= goal, index, CHUNKS_POW2 - 1), axis=0)
-    before = tl.sum(tl.where(index == chunk, cumulative - sums, 0), axis=0)
-
-    ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(choice_ptr + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
-    weights = _fixed_weight(x, top, inverse)
-    reached = before + tl.cumsum(weights, axis=0) >= goal
-    # The chunk's own sum was rounded otherwise; should nothing reach the goal, the last one does.
-    last = tl.max(tl.where(weights > 0, ids, 0), axis=0)
-    return tl.min(tl.where(reached, ids, last), axis=0)
+def _leave_to_filters(row, top, raw_top, raw_sum, total, threshold, row_stats_ptr, counters_ptr):
+    """What the second launch needs of the row, and that it is to finish it."""
+    stats = row_stats_ptr + row * 5
+    tl.store(stats, top.to(tl.float64))
+    tl.store(stats + 1, raw_top.to(tl.float64))
+    tl.store(stats + 2, raw_sum)
+    tl.store(stats + 3, total.to(tl.float64))
+    tl.store(stats + 4, threshold.to(tl.float64))
+    tl.store(counters_ptr + row * 4 + 3, 1)
 
 
 @triton.jit
@@ -124,65 +93,31 @@ def _sample_kernel(
         return
     temperature = tl.load(floats_ptr + row * NUM_FLOATS + TEMPERATURE)
     inverse = _inverse_temperature(temperature)
-    top, weight = _weigh(x, inverse)
     raw = x
     if HAS_CHOICE:
         raw_at = logits_ptr + row * logits_stride + ids
         raw = tl.load(raw_at, mask=inside, other=float("-inf")).to(tl.float32)
-    raw_top, raw_weight = _weigh(raw, 1.0)
-    at = row * num_chunks + chunk
-    tl.store(chunk_max_ptr + at * 2, top)
-    tl.store(chunk_max_ptr + at * 2 + 1, raw_top)
-    tl.store(chunk_sum_ptr + at * 2, weight)
-    tl.store(chunk_sum_ptr + at * 2 + 1, raw_weight)
-    tl.store(chunk_arg_ptr + at, tl.min(tl.where(x == top, ids, vocab_size), axis=0))
-    if HAS_FILTERS:
-        group_max = tl.max(tl.reshape(x, (GROUPS, CHUNK // GROUPS)), axis=1)
-        tl.store(group_max_ptr + at * GROUPS + tl.arange(0, GROUPS), group_max)
+    _leave_chunk(x, raw, ids, inverse, row * num_chunks + chunk, vocab_size, chunk_max_ptr,
+                 chunk_sum_ptr, chunk_arg_ptr, group_max_ptr, CHUNK, GROUPS,
+                 HAS_FILTERS)  # fmt: skip
 
     # All threads' stores come before the one thread's release; its acquire before their loads.
     tl.debug_barrier()
     arrived = tl.atomic_add(counters_ptr + row * 4, 1, sem="acq_rel", scope="gpu")
     if arrived == num_chunks - 1:
         tl.store(counters_ptr + row * 4, 0)
-        index = tl.arange(0, CHUNKS_POW2)
-        live = index < num_chunks
-        ats = row * num_chunks + index
-        low = float("-inf")
-        # .cg: other programs wrote these through L2; a stale L1 line must not answer.
-        tops = tl.load(chunk_max_ptr + ats * 2, live, low, cache_modifier=".cg")
-        raw_tops = tl.load(chunk_max_ptr + ats * 2 + 1, live, low, cache_modifier=".cg")
-        sums = tl.load(chunk_sum_ptr + ats * 2, live, 0, cache_modifier=".cg")
-        raw_sums = tl.load(chunk_sum_ptr + ats * 2 + 1, live, 0, cache_modifier=".cg")
-        args = tl.load(chunk_arg_ptr + ats, live, vocab_size, cache_modifier=".cg")
-
-        top = tl.max(tops, axis=0)
-        raw_top = tl.max(raw_tops, axis=0)
-        # NaN and +inf make a sum negative, and a row of -inf sums to 0.
-        valid = tl.min(tl.minimum(sums, raw_sums), axis=0) >= 0
-        sums = _rescaled(sums, tops, top, inverse)
-        total = tl.sum(sums, axis=0)
-        raw_total = tl.sum(_rescaled(raw_sums, raw_tops, raw_top, 1.0), axis=0)
-        valid = valid & (total > 0) & (raw_total > 0)
-        raw_sum = tl.where(valid, raw_total, 1).to(tl.float64)
-        token = tl.min(tl.where(tops == top, args, vocab_size), axis=0)
-        token = tl.where(token < vocab_size, token, 0)
-
+        top, raw_top, sums, total, raw_sum, token, valid = _join_chunks(
+            row, num_chunks, inverse, vocab_size, chunk_max_ptr, chunk_sum_ptr, chunk_arg_ptr,
+            CHUNKS_POW2)  # fmt: skip
         unfinished = False
         if HAS_FILTERS:
             unfinished = valid & _is_filtered(floats_ptr, ints_ptr, row)
         if unfinished:
             threshold = _candidate_threshold(
                 floats_ptr, ints_ptr, group_max_ptr + row * num_chunks * GROUPS, row, top, total,
-                temperature, vocab_size, num_chunks * GROUPS, GROUPS * CHUNKS_POW2,
-            )  # fmt: skip
-            stats = row_stats_ptr + row * 5
-            tl.store(stats, top.to(tl.float64))
-            tl.store(stats + 1, raw_top.to(tl.float64))
-            tl.store(stats + 2, raw_sum)
-            tl.store(stats + 3, total.to(tl.float64))
-            tl.store(stats + 4, threshold.to(tl.float64))
-            tl.store(counters_ptr + row * 4 + 3, 1)
+                temperature, vocab_size, num_chunks * GROUPS, GROUPS * CHUNKS_POW2)  # fmt: skip
+            _leave_to_filters(row, top, raw_top, raw_sum, total, threshold, row_stats_ptr,
+                              counters_ptr)  # fmt: skip
         else:
             if valid & (temperature > 0.0):
                 u = _uniform(ints_ptr, row, tl.load(positions_ptr + row))

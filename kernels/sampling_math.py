@@ -12,6 +12,9 @@ BELOW_BETA = tl.constexpr(int(TokenFlag.BELOW_BETA))
 BELOW_THETA = tl.constexpr(int(TokenFlag.BELOW_THETA))
 INVALID = tl.constexpr(int(TokenFlag.INVALID))
 FULL = tl.constexpr(int(TokenFlag.FULL))
+MAY_END = tl.constexpr(int(TokenFlag.MAY_END))
+SETTLES = tl.constexpr(int(TokenFlag.SETTLES))
+LOOKED = tl.constexpr(int(TokenFlag.LOOKED))
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Weights are summed as 64-bit integers in units of 2^-42: integer sums have no order, so no layout
@@ -120,9 +123,11 @@ def _finish_row(
     tl.store(history_tokens_ptr + at, token, mask=has_room)
     tl.store(history_probs_ptr + at, prob, mask=has_room)
     tl.store(history_flags_ptr + at, bits.to(tl.uint8), mask=has_room)
-    bits |= tl.where(step + 1 >= capacity, FULL, 0)
+    before = tl.load(flags_ptr + row)
+    looked = ((before & MAY_END) != 0) & ((bits & SETTLES) != 0)
+    bits |= tl.where(step + 1 >= capacity, FULL, 0) | tl.where(looked, LOOKED, 0)
     tl.store(num_sampled_ptr + row, tl.minimum(step + 1, capacity))
-    tl.store(flags_ptr + row, tl.load(flags_ptr + row) | bits)
+    tl.store(flags_ptr + row, before | bits)
     tl.store(min_prob_ptr + row, tl.minimum(tl.load(min_prob_ptr + row), prob))
     tl.store(tokens_ptr + row, token)
     if ADVANCE:

@@ -26,11 +26,13 @@ class TokenFlag(enum.IntFlag):
 
     EOS = 1
     MAY_END = 2  # the token may end a sentence; where it does is decided on the host
-    TABLE = 31  # all bits that a table may use; 4, 8 and 16 are the caller's
+    SETTLES = 4  # the token shows what follows a terminator before it: it is not only space, quotes
+    TABLE = 31  # all bits that a table may use; 8 and 16 are the caller's
     BELOW_BETA = 32  # confidence < beta: masked in a query
     BELOW_THETA = 64  # confidence < theta
     INVALID = 128  # no finite logit, or a NaN or +inf among them; confidence is 0
     FULL = 256  # only in the row's flags: the history has no room for another token
+    LOOKED = 512  # only in the row's flags: a token that SETTLES has come after one that MAY_END
 
 
 # Columns of SamplerState.floats and .ints, for the kernels.

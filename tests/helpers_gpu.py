@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import TinyLlama, tiny_llama_path
-from triton_env import DEVICE
+from triton_env import DEVICE, torch
 
 from flarecore.engine import Engine
 from flarecore.gpu.options import GpuOptions
@@ -44,3 +47,35 @@ def core_of(engine: Engine) -> Any:
 
 def runner_of(engine: Engine) -> Any:
     return core_of(engine)._setup.stepper.runner
+
+
+class RecordedGraph:
+    """Stands in for a CUDA graph: a replay makes the calls that were made during the capture."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], object]] = []
+
+    def replay(self) -> None:
+        for call in self.calls:
+            call()
+
+    def pool(self) -> None:
+        return None
+
+
+def record_graphs(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a decode runner use graphs: recorded ones where there is no device."""
+    runner.use_graphs = True
+    if DEVICE != "cpu":
+        return
+    steps = runner._steps
+
+    @contextlib.contextmanager
+    def capture(graph: RecordedGraph, **options: object) -> Iterator[None]:
+        runner._steps = lambda *args: graph.calls.append(functools.partial(steps, *args))
+        yield
+        runner._steps = steps
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -20,8 +20,9 @@ def test_the_columns_and_flags_are_the_same():
     columns = ("SEED", "STREAM", "PASS", "TOP_K", "HALT")
     assert [getattr(sampling_state, c).value for c in columns] == list(range(len(INT_COLUMNS)))
     flag = sampling.TokenFlag
-    assert [flag.TABLE, flag.BELOW_BETA, flag.BELOW_THETA, flag.INVALID, flag.FULL] == [
-        31, 32, 64, 128, 256]  # fmt: skip
+    assert [flag.MAY_END, flag.SETTLES, flag.TABLE, flag.BELOW_BETA, flag.BELOW_THETA,
+            flag.INVALID, flag.FULL, flag.LOOKED] == [
+        2, 4, 31, 32, 64, 128, 256, 512]  # fmt: skip
 
 
 @pytest.mark.parametrize("vocab", [111, 3000])
@@ -29,7 +30,7 @@ def test_same_tokens_as_the_triton_sampler(vocab):
     settings = [{**s, "seed": 3, "stream": 7, "beta": 0.1, "theta": 0.3} for s in SETTINGS]
     logits = (np.random.default_rng(vocab).standard_normal((len(settings), vocab)) * 3).astype("f4")
     logits[:, ::3] = np.round(logits[:, ::3])
-    table = np.random.default_rng(1).integers(0, 4, vocab).astype(np.uint8)
+    table = np.random.default_rng(1).integers(0, 8, vocab).astype(np.uint8)
     state = sampling.SamplerState.allocate(len(settings), 3, DEVICE)
     workspace = sampling.SamplerWorkspace.allocate(len(settings), vocab, DEVICE)
     for row, setting in enumerate(settings):
@@ -45,6 +46,8 @@ def test_same_tokens_as_the_triton_sampler(vocab):
     names = ("tokens", "positions", "flags", "num_sampled", "history_tokens", "history_flags")
     for name in names:
         assert rows[name].tolist() == getattr(state, name).tolist(), name
+    looked = [bool(flags & sampling.TokenFlag.LOOKED) for flags in rows["flags"].tolist()]
+    assert any(looked) and not all(looked)
     for name in ("min_prob", "history_probs"):
         ours, triton = rows[name], getattr(state, name).cpu().numpy()
         if INTERPRETED:  # which has no fused multiply-add

@@ -1,4 +1,4 @@
-"""Block copy, truncation, row gather and seen tokens of the CUDA module, against numpy."""
+"""Block copy, row gather and seen tokens of the CUDA module, against numpy."""
 
 from __future__ import annotations
 
@@ -35,50 +35,55 @@ def cache_call(backend, name, layers, **arguments):
 
 def copied(layer, copies):
     out = layer.copy()
-    for source, destination, count in copies:
-        out[destination] = layer[source]
-        out[destination, :, :, count:] = 0
+    for source, following, destination, first, count in copies:
+        both = np.concatenate([layer[source], layer[following]], axis=2)
+        out[destination] = 0
+        out[destination, :, :, :count] = both[:, :, first : first + count]
     return out
 
 
 @pytest.mark.parametrize("copies", [
-    [(1, 4, 32)], [(1, 4, 5), (1, 0, 0), (6, 2, 31)], [(3, 3, 7), (5, 6, 1)], [(2, 2, 32)], [],
+    [(1, 1, 4, 0, 32)], [(1, 6, 4, 0, 5), (1, 6, 0, 31, 0), (6, 1, 2, 1, 31)],
+    [(3, 5, 7, 20, 32), (5, 6, 1, 31, 2), (6, 3, 2, 17, 15), (3, 6, 0, 1, 32)], [],
 ])  # fmt: skip
 def test_copy_moves_tokens_and_clears_the_rest(backend, copies):
+    """Whole and partly filled blocks, and tokens that begin inside of one block."""
     layers = [random_cache(8, seed) for seed in range(3)]
     expected = [copied(layer, copies) for layer in layers]
     found = cache_call(backend, "copy_blocks", layers, copies=copies)
     assert all((f == e).all() for f, e in zip(found, expected, strict=True))
 
 
-def test_truncate_keeps_the_first_tokens(backend):
+def test_a_block_that_is_not_needed_is_not_looked_at(backend):
     layer = random_cache(5)
-    found = cache_call(backend, "truncate_blocks", [layer], blocks=[(1, 3), (4, 0), (2, 32)])[0]
-    assert (found == copied(layer, [(1, 1, 3), (4, 4, 0)])).all()
-    assert (found[1, :, :, 3:] == 0).all() and (found[0] == layer[0]).all()
+    found = cache_call(backend, "copy_blocks", [layer], copies=[(1, -1, 3, 4, 28)])[0]
+    assert (found == copied(layer, [(1, 1, 3, 4, 28)])).all()
 
 
 def test_more_copies_and_caches_than_one_launch_takes(backend):
     layers = [random_cache(420, seed) for seed in range(1)] * 60
     rng = np.random.default_rng(3)
-    copies = [(int(s), 210 + d, int(rng.integers(0, 33)))
+    copies = [(int(s), 209 - int(s), 210 + d, int(rng.integers(0, 32)), int(rng.integers(0, 33)))
               for d, s in enumerate(rng.integers(0, 210, 200))]  # fmt: skip
     expected = copied(layers[0], copies)
     assert (cache_call(backend, "copy_blocks", layers[:1], copies=copies)[0] == expected).all()
     small = [layer[:6] for layer in layers]
-    for found in cache_call(backend, "copy_blocks", small, copies=[(1, 5, 9)]):
-        assert (found == copied(small[0], [(1, 5, 9)])).all()
+    for found in cache_call(backend, "copy_blocks", small, copies=[(1, 2, 5, 30, 9)]):
+        assert (found == copied(small[0], [(1, 2, 5, 30, 9)])).all()
 
 
 WRONG_COPIES = {
-    "source": ([(8, 1, 1)], "copies names block 8, the cache has blocks 0 to 7"),
-    "destination": ([(0, -1, 1)], "copies names block -1"),
-    "tokens": ([(0, 1, 33)], "copies must keep 0 to 32 tokens of a block, got 33"),
-    "twice": ([(0, 1, 1), (2, 1, 1)], "must not name a destination twice, got block 1 again"),
-    "chain": ([(0, 1, 1), (1, 2, 1)], "must not write a block that another of them reads, got b"),
-    "truncated source": ([(1, 1, 4), (1, 2, 9)], "another of them reads, got block 1"),
-    "shape": ([(0, 1)], r"each of copies must have 3 numbers, got \(0, 1\)"),
-    "type": ([(0, 1, 2.0)], "copies must be an integer, got 2.0"),
+    "source": ([(8, 0, 1, 0, 1)], "copies names block 8, the cache has blocks 0 to 7"),
+    "following": ([(0, 8, 1, 31, 2)], "copies names block 8"),
+    "destination": ([(0, 0, -1, 0, 1)], "copies names block -1"),
+    "tokens": ([(0, 0, 1, 0, 33)], "take 0 to 32 tokens from one of 0 to 31 on, got 33"),
+    "first": ([(0, 0, 1, 32, 0)], "got 0 from 32"),
+    "twice": ([(0, 0, 1, 0, 1), (2, 2, 1, 0, 1)], "name a destination twice, got block 1 again"),
+    "chain": ([(0, 0, 1, 0, 1), (1, 1, 2, 0, 1)], "not write a block that one of them reads, got"),
+    "in place": ([(1, 1, 1, 0, 4)], "one of them reads, got block 1"),
+    "chain behind": ([(0, 1, 2, 31, 9), (3, 3, 1, 0, 9)], "one of them reads, got block 1"),
+    "shape": ([(0, 1)], r"each of copies must have 5 numbers, got \(0, 1\)"),
+    "type": ([(0, 0, 1, 0, 2.0)], "copies must be an integer, got 2.0"),
     "no list": (5, "copies must be a list or tuple, got 5"),
 }
 
@@ -100,7 +105,7 @@ def test_wrong_copies_are_refused(name):
 ])  # fmt: skip
 def test_wrong_layouts_are_refused(wrong, message):
     with pytest.raises(ConfigError, match=message):
-        cache_call(Emulation(), "copy_blocks", [random_cache(3)], copies=[(0, 1, 1)], **wrong)
+        cache_call(Emulation(), "copy_blocks", [random_cache(3)], copies=[(0, 0, 1, 0, 1)], **wrong)
 
 
 @pytest.mark.parametrize("row_bytes", [1, 6, 111, 1152, 4608, 128256 * 4])

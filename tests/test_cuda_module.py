@@ -159,8 +159,7 @@ def test_launches_without_a_device_are_refused(cuda):
           "stream": 0, "caches": [4096]}  # fmt: skip
     calls = [
         lambda: cuda.sample(**rows.arguments(), stream=0),
-        lambda: cuda.copy_blocks(copies=[(0, 1, 32)], **kv),
-        lambda: cuda.truncate_blocks(blocks=[(0, 1)], **kv),
+        lambda: cuda.copy_blocks(copies=[(0, 0, 1, 0, 32)], **kv),
         lambda: cuda.mark_seen(seen=4096, vocab_size=10, num_tokens=0, stream=0),
         lambda: cuda.gather_rows(source=4096, source_stride_bytes=4, num_source_rows=1,
                                  indices=64, num_rows=1, row_bytes=4, out=128, out_stride_bytes=4,

@@ -314,3 +314,20 @@ def test_random_numbers_are_the_cpus(backend):
     uniforms = [_C.testing.philox_uniform(s, t, p + 1, i) for s, t, p, i in keys]
     assert rows["tokens"].tolist() == [int(u >= 0.5) for u in uniforms]
     assert 0 < sum(rows["tokens"].tolist()) < len(keys)
+
+
+@pytest.mark.parametrize("vocab", [271, 3000])
+def test_launches_of_any_number_of_rows_share_a_workspace(backend, vocab):
+    """As an engine does: one row, then the rows of a verification, then one again."""
+    logits = normal_logits(9, vocab)
+    settings = [{"temperature": 1.0, "seed": 7, "top_k": 20 * (row % 2)} for row in range(9)]
+    shared = Rows(backend, logits, settings)
+    for num_rows in (1, 6, 2, 9, 1, 9):
+        alone = Rows(backend, logits[:num_rows], settings[:num_rows]).step()
+        together = Rows(backend, logits[:num_rows], settings[:num_rows])
+        together.memory["workspace"] = shared.memory["workspace"]
+        together.sizes["workspace_bytes"] = shared.sizes["workspace_bytes"]
+        together.step()
+        assert (together["num_sampled"] == 1).all()
+        assert (together["tokens"] == alone["tokens"]).all()
+        assert together.probs.tobytes() == alone.probs.tobytes()

@@ -28,7 +28,9 @@ def test_the_script_runs_without_a_gpu(tmp_path):
     names = {row["name"] for row in rows}
     assert {"speculation on and off: bits", "alone and in a batch: bits", "FLARE loop",
             "deterministic prefill: bits", "RMSNorm + residual", "decode step, 1 sequence",
-            "rollback", "FLARE loop, a sentence"} <= names
+            "rollback", "FLARE loop, a sentence", "against the dense twin",
+            "product with Q4_1: values, bits", "Q4_1, 1 rows"} <= names
+    assert {"tiny q4", "tiny q8"} <= {row["section"] for row in rows}
     assert f"{len(rows)} rows, 0 failed" in done.stdout.splitlines()[-1]
 
 

@@ -8,13 +8,14 @@ import pytest
 from helpers import PROB_TOLERANCE, TinyLlama, open_engine, random_ids, result_bits, tiny_llama_path
 from helpers_checkpoint import VOCAB_SIZE, checkpoint, tiny
 from helpers_gemma import TinyGemma, tiny_gemma_path
-from helpers_gpu import GPU_DEVICE, SMALL, gpu_engine, gpu_model, runner_of
+from helpers_gpu import SMALL, gpu_engine, gpu_model, runner_of
 from triton_env import DEVICE, torch
 
-from flarecore import _C
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError, ModelFileError, UnsupportedError
 from flarecore.flare import Flare
+from flarecore.gpu import weights
+from flarecore.gpu.shape import DecoderShape
 from flarecore.model import Model
 from flarecore.retrieval.passage import Passage
 from flarecore.sampling import SamplingParams
@@ -187,40 +188,38 @@ def test_checkpoints(spec):
     with open_engine(path) as cpu, gpu_engine(path) as gpu:
         wanted, got = (engine.sequence(ids).score(ids[:5]) for engine in (cpu, gpu))
         np.testing.assert_allclose(got.probs, wanted.probs, atol=PROB_TOLERANCE, rtol=0)
-    with pytest.raises(UnsupportedError, match="quantize"):
-        Model.load(path, device=GPU_DEVICE, quantize="q8")
 
 
-def test_weights_of_a_checkpoint(tmp_path):
-    """Names by a map, norms with the offset of Gemma's files; what is missing or left is named."""
-    from safetensors.numpy import save_file
-
-    from flarecore.gpu import weights
-    from flarecore.gpu.shape import DecoderShape
-
+def test_what_is_missing_or_left_over_is_named():
+    """Also a matrix of another shape; the native model refuses such files before."""
     model = gpu_model()
     shape = DecoderShape.of_model(model._native)
-    gguf = weights.GgufSource(str(model.path))
-    values = {name: gguf.read(name) for name in gguf.names()}
-    inside = {f"hf.{name}": v - 1 if v.ndim == 1 else v for name, v in values.items()}
-    save_file(inside, tmp_path / "model.safetensors")
-    files = [_C.SafetensorsFile(str(tmp_path / "model.safetensors"))]
-    places = {name: (0, f"hf.{name}") for name in values}
-    device = torch.device("cpu")
+    source = weights.ModelSource(model._native)
+    values = {name: source.read(name) for name in source.names()}
 
-    def load(source):
-        return weights.load_weights(source, shape, torch.float32, device)
+    class Tensors:
+        names = staticmethod(lambda: set(values))
+        groups = staticmethod(lambda name: None)
 
-    wanted, got = load(gguf), load(weights.CheckpointSource(files, places, 1.0))
-    torch.testing.assert_close(got.layers[0].ffn_norm, wanted.layers[0].ffn_norm)
-    assert torch.equal(got.layers[0].gate_up, wanted.layers[0].gate_up)
-    assert torch.equal(got.head, wanted.head) and got.size_bytes == wanted.size_bytes
-    missing = {name: place for name, place in places.items() if "ffn_up" not in name}
-    with pytest.raises(ModelFileError, match=r"blk\.0\.ffn_up"):
-        load(weights.CheckpointSource(files, missing))
+        def read(self, name):
+            if name not in values:
+                raise ModelFileError(f"there is no tensor {name}")
+            return values[name]
+
+    def load():
+        return weights.load_weights(Tensors(), shape, torch.float32, torch.device("cpu"))
+
+    wanted = weights.load_weights(source, shape, torch.float32, torch.device("cpu"))
+    assert torch.equal(load().layers[0].gate_up, wanted.layers[0].gate_up)
+    values["blk.0.attn_q.bias"] = np.zeros(4, np.float32)
     with pytest.raises(UnsupportedError, match=r"blk\.0\.attn_q\.bias"):
-        load(weights.CheckpointSource(files, {**places, "blk.0.attn_q.bias": places[
-            "output_norm.weight"]}))
+        load()
+    up = values.pop("blk.0.ffn_up.weight")
+    with pytest.raises(ModelFileError, match=r"blk\.0\.ffn_up"):
+        load()
+    values["blk.0.ffn_up.weight"] = up[:-1]
+    with pytest.raises(ModelFileError, match=r"ffn_up.*\(47, 32\), expected \(48, 32\)"):
+        load()
 
 
 def test_options_are_checked():

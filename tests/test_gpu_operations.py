@@ -54,10 +54,10 @@ class Gate:
     def __enter__(self):
         step = type(self.stepper).step
 
-        def waiting_step(parts):
+        def waiting_step(parts, is_wanted):
             self.reached.set()
             assert self.opened.wait(60)
-            return step(self.stepper, parts)
+            return step(self.stepper, parts, is_wanted)
 
         self.stepper.step = waiting_step
         return self
@@ -231,7 +231,7 @@ def test_broken_logits_fail_the_operation_only(model):
 def test_failing_device_is_an_error_of_the_operation(engine):
     stepper = core_of(engine)._setup.stepper
 
-    def failing(parts):
+    def failing(parts, is_wanted):
         raise RuntimeError("out of paper")
 
     with engine.sequence(random_ids(6)) as sequence:

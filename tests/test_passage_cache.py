@@ -233,8 +233,11 @@ def test_a_file_can_be_extended(tmp_path):
     engine, sequence = open_cached()
     file = PassageKvFile.open(path, engine)
     engine.passages.fetch_async(sequence, PASSAGES[4]).result()
-    PassageKvFile.write(path, engine, [*file.passages(), *engine.passages.passages()])
-    assert PassageKvFile.open(path, engine).num_passages == 3
+    PassageKvFile.write(path, engine, engine.passages.passages(), extends=file)
+    again = PassageKvFile.open(path, engine)
+    assert again.num_passages == 3 and file.num_loaded == 0
+    assert [(p.token_ids, p.data.tobytes()) for p in again.passages()[1:]] == [
+        (p.token_ids, p.data.tobytes()) for p in file.passages()]
     PassageKvFile.write(path, engine, [])
     assert PassageKvFile.open(path, engine).num_passages == 0
 
@@ -306,14 +309,14 @@ def forged(whole, change):
 
     import numpy as np
 
-    from flarecore import passage_file as format
+    from flarecore import passage_format as format
 
     size = struct.unpack_from("<I", whole, 12)[0]
     header = bytes(whole[48:48 + size])
     counts = json.loads(header)["counts"]
-    kinds = {name: (width, kind) for name, width, kind in format._TABLES}
+    kinds = {name: (width, kind) for name, width, kind in format.TABLES}
     sizes = {n: counts[n] * w * np.dtype(k).itemsize for n, (w, k) in kinds.items()}
-    places = format._layout(size, sizes)
+    places = format.table_places(size, sizes)
     tables = {n: np.frombuffer(whole, k, counts[n] * w, places[n]).reshape(-1, w).copy()
               for n, (w, k) in kinds.items()}
     change(tables)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from triton_env import bits, device_tensor, float64, torch
 
-from kernels.norm import rms_norm
+from kernels.norm import embed_norm, rms_norm
 from kernels.swiglu import gated_activation
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -50,6 +50,43 @@ def test_fused_residual_has_the_bits_of_two_steps():
     weight = random(torch.bfloat16, 576, seed=2)
     fused = rms_norm(x, weight, 1e-6, residual=residual)
     assert bits(rms_norm(residual, weight, 1e-6)) == bits(fused)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fused_post_norm_has_the_bits_of_two_launches(dtype):
+    x, residual = random(dtype, 3, 300, scale=3.0)[:, :111], random(torch.float32, 3, 111, seed=1)
+    post, weight = random(torch.float32, 111, seed=2), random(torch.float32, 111, seed=3)
+    expected_residual = residual.clone()
+    normed = rms_norm(x, post, 1e-6)
+    expected = rms_norm(normed, weight, 1e-6, residual=expected_residual)
+    out = rms_norm(x, weight, 1e-6, residual=residual, post_weight=post)
+    assert bits(out) == bits(expected) and bits(residual) == bits(expected_residual)
+    with pytest.raises(ValueError, match="post_weight needs a residual"):
+        rms_norm(x, weight, 1e-6, post_weight=post)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1.0, 11.3])
+def test_embed_norm_has_the_bits_of_its_steps(dtype, scale):
+    """Gather, widen, scale, normalise; ids outside of the vocabulary read nothing."""
+    embedding = random(dtype, 7, 200)[:, :111]
+    weight, ids = random(torch.float32, 111, seed=2), [3, 0, 6, 7, -1, 3]
+    residual = random(torch.float32, len(ids), 111, seed=3)
+    out = torch.empty_like(residual, dtype=dtype)
+    embed_norm(device_tensor(np.array(ids, np.int32)), embedding, weight, 1e-5, residual=residual,
+               out=out, scale=scale)  # fmt: skip
+    wanted = torch.zeros_like(residual)
+    for row, token in enumerate(ids):
+        if 0 <= token < 7:
+            wanted[row] = embedding[token].float() * scale
+    assert bits(residual) == bits(wanted)
+    assert bits(out) == bits(rms_norm(wanted, weight, 1e-5, out=torch.empty_like(out)))
+    with pytest.raises(TypeError, match="token_ids must have dtype int32"):
+        embed_norm(torch.zeros(6, dtype=torch.int64, device=out.device), embedding, weight, 1e-5,
+                   residual=residual, out=out)  # fmt: skip
+    with pytest.raises(ValueError, match=r"residual must have shape \(6, 111\)"):
+        embed_norm(device_tensor(np.zeros(6, np.int32)), embedding, weight, 1e-5,
+                   residual=residual[:5], out=out)  # fmt: skip
 
 
 def test_a_row_has_the_same_bits_alone_and_in_place():

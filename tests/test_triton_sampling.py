@@ -307,6 +307,25 @@ def test_state_moves_on_and_halts():
     np.testing.assert_allclose(state.min_prob[0].item(), 0.9, rtol=1e-5)
 
 
+def test_a_row_halts_where_it_has_looked_behind_a_token_that_may_end():
+    """Not at the token itself, nor at one that settles nothing, nor at one that settles alone."""
+    table = np.array([0, TokenFlag.SETTLES, TokenFlag.MAY_END,
+                      TokenFlag.MAY_END | TokenFlag.SETTLES], np.uint8)  # fmt: skip
+    paths = [[1, 2, 0, 1, 1], [3, 2, 1, 1, 1], [3, 3, 1, 1, 1], [1, 1, 1, 1, 1]]
+    state = SamplerState.allocate(len(paths), 8, DEVICE)
+    workspace = SamplerWorkspace.allocate(len(paths), 4, DEVICE)
+    for row in range(len(paths)):
+        state.configure(row, halt_flags=TokenFlag.LOOKED)
+        state.reset(row, 10)
+    for tokens in zip(*paths, strict=True):
+        logits = np.zeros((len(paths), 4), np.float32)
+        logits[np.arange(len(paths)), tokens] = 5.0
+        sample(device_tensor(logits), device_tensor(table), state, workspace)
+    assert state.num_sampled.tolist() == [4, 3, 2, 5]
+    assert state.positions.tolist() == [14, 13, 12, 15]
+    assert [bool(f & TokenFlag.LOOKED) for f in state.flags.tolist()] == [True] * 3 + [False]
+
+
 def test_advance_is_optional_and_confidence_equals_thresholds_exactly():
     logits = np.zeros((1, 4), np.float32)
     state = run(logits, [{"beta": 0.25, "theta": 0.25}], advance=False)

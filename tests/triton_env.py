@@ -6,6 +6,7 @@ choice is made.
 
 from __future__ import annotations
 
+import inspect
 import os
 
 import numpy as np
@@ -27,6 +28,30 @@ if not INTERPRETED and not torch.cuda.is_available():
         "TRITON_INTERPRET=1 for the whole test run"
     )
 DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+def _look_at_builtins_only():
+    """The interpreter searches Triton's language for builtins at every call of a device function;
+    what it finds does not change.
+    """
+    from triton.runtime import interpreter
+
+    names = {}
+
+    def patch_builtin(package, *args):
+        if package not in names:  # nothing of it is patched yet
+            members = inspect.getmembers(package)
+            names[package] = [name for name, member in members if tl.core.is_builtin(member)]
+        for name in names[package]:
+            member = getattr(package, name)
+            if tl.core.is_builtin(member):
+                interpreter._patch_attr(package, name, member, *args)
+
+    interpreter._patch_builtin = patch_builtin
+
+
+if INTERPRETED:
+    _look_at_builtins_only()
 
 
 def device_tensor(values, dtype=None):

@@ -93,10 +93,6 @@ void bind_cuda_emulation(py::module_& testing) {
     KeywordReader reader("emulate_cuda_copy_blocks", given);
     emulate_copies(cuda::read_copy_blocks(reader));
   });
-  testing.def("emulate_cuda_truncate_blocks", [](const py::kwargs& given) {
-    KeywordReader reader("emulate_cuda_truncate_blocks", given);
-    emulate_copies(cuda::read_truncate_blocks(reader));
-  });
   testing.def("emulate_cuda_gather_rows", &emulate_gather_rows);
   testing.def("emulate_cuda_mark_seen", &emulate_mark_seen);
   testing.def("emulate_cuda_sample_workspace_size", [](const py::kwargs& given) {

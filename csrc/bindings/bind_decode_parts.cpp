@@ -82,6 +82,8 @@ void bind_state(py::module_& m) {
       .def_property_readonly("num_tokens", [](Object& o) { return o.state().tokens().size(); })
       .def_property_readonly("num_kept", [](Object& o) { return o.state().num_kept(); })
       .def_property_readonly("is_finished", [](Object& o) { return o.state().finished(); })
+      .def_property_readonly("is_looking_ahead",
+                             [](Object& o) { return o.state().is_looking_ahead(); })
       .def_property_readonly("stop_reason",
                              [](Object& o) { return stop_reason_name(o.state().reason()); })
       .def_property_readonly("text", [](Object& o) { return py::bytes(o.state().text()); });

@@ -1,10 +1,12 @@
 // Decoder models: from a GGUF file, or from a checkpoint whose configuration Python has read.
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
 #include "bindings/safetensors_object.h"
 #include "common/check.h"
 #include "model/model.h"
+#include "model/tensor_export.h"
 
 namespace py = pybind11;
 
@@ -98,6 +100,48 @@ py::list quantization_list(Model& model) {
   return out;
 }
 
+// Calls read(tensor) with the tensor made ready, and gives what that returns.
+template <typename F>
+auto with_tensor(const Model& model, const std::string& name, F&& read) {
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<TensorExport> tensor;
+  {
+    py::gil_scoped_release release;
+    pool = std::make_unique<ThreadPool>(model.num_threads());
+    tensor = std::make_unique<TensorExport>(model.tensors(), name, model.quantize(), pool.get());
+  }
+  return read(*tensor);
+}
+
+py::array_t<float> tensor_values(const Model& model, const std::string& name) {
+  return with_tensor(model, name, [](const TensorExport& tensor) {
+    py::array_t<float> out(tensor.shape());
+    float* values = out.mutable_data();
+    py::gil_scoped_release release;
+    tensor.values(values);
+    return out;
+  });
+}
+
+py::object tensor_groups(const Model& model, const std::string& name) {
+  return with_tensor(model, name, [](const TensorExport& tensor) -> py::object {
+    if (!tensor.is_quantized()) return py::none();
+    const int64_t rows = tensor.shape()[0], cols = tensor.shape()[1];
+    py::array_t<int8_t> codes({rows, cols});
+    py::array_t<uint8_t> scales({rows, cols / kGroupSize, int64_t{tensor.scale_bytes()}});
+    const int64_t num_supers = tensor.super_bytes() > 0 ? cols / 256 : 0;
+    py::array_t<uint8_t> supers({rows, num_supers, int64_t{tensor.super_bytes()}});
+    int8_t* code_data = codes.mutable_data();
+    uint8_t* scale_data = scales.mutable_data();
+    uint8_t* super_data = supers.mutable_data();
+    {
+      py::gil_scoped_release release;
+      tensor.groups(code_data, scale_data, super_data);
+    }
+    return py::make_tuple(ggml_type_info(tensor.type()).name, codes, scales, supers);
+  });
+}
+
 }  // namespace
 
 void bind_model(py::module_& m) {
@@ -118,6 +162,13 @@ void bind_model(py::module_& m) {
       .def("quantization", &quantization_list,
            "Name, type in the file, \"q4\", \"q8\" or \"none\", number of values, squares of "
            "errors and of values, largest error of every matrix. Packs the weights if nobody has.")
+      .def("tensor_names", [](const Model& model) { return model.tensors().names(); })
+      .def("tensor_values", &tensor_values, py::arg("name"),
+           "The values of a tensor as float32, quantised first if the model is quantised at load.")
+      .def("tensor_groups", &tensor_groups, py::arg("name"),
+           "Type, codes (rows, columns) int8, scales (rows, columns / 32, bytes) and supers (rows, "
+           "columns / 256, bytes) uint8 of a quantised matrix, as csrc/model/tensor_export.h has "
+           "them; None for a tensor of floats.")
       .def("set_vocabulary",
            [](Model& model, std::vector<std::string> bytes, const std::vector<TokenId>& special,
               const std::vector<TokenId>& end_of_text) {

@@ -84,6 +84,16 @@ py::dict py_word_roles() {
   return table;
 }
 
+// Every character that can open a boundary: terminators and newlines.
+py::str py_sentence_marks() {
+  std::u32string marks;
+  for (char32_t c = 0; c <= 0x10FFFF; ++c) {
+    const bool is_surrogate = c >= 0xD800 && c < 0xE000;
+    if (!is_surrogate && (char_flags(c) & (kTerminator | kNewline)) != 0) marks.push_back(c);
+  }
+  return py::cast(marks);
+}
+
 void bind_boundary(py::module_& m) {
   py::class_<SentenceBoundary>(m, "SentenceBoundary")
       .def(py::init([](bool newline_is_boundary, int min_chars) {
@@ -119,6 +129,8 @@ void bind_text(py::module_& m) {
         py::arg("token_bytes"));
   m.def("abbreviations", &py_abbreviations);
   m.def("word_roles", &py_word_roles);
+  m.def("sentence_marks", &py_sentence_marks,
+        "Every character at which a sentence may end: terminators and newlines.");
   m.def("char_flags", [](uint32_t code_point) { return char_flags(code_point); },
         py::arg("code_point"));
 }

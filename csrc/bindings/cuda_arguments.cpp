@@ -72,18 +72,36 @@ void check_layout(const CacheLayout& layout) {
 }
 
 // What may go side by side in any order: nothing is written twice, or read where another writes.
-void check_copies(const std::vector<BlockCopy>& copies, const char* what) {
+void check_copies(const std::vector<BlockCopy>& copies) {
   std::set<int32_t> destinations, read;
   for (const BlockCopy& copy : copies) {
-    check(destinations.insert(copy.destination).second, ErrorKind::kConfig, what,
-          " must not name a destination twice, got block ", copy.destination, " again");
-    if (copy.source != copy.destination) read.insert(copy.source);
+    check(destinations.insert(copy.destination).second, ErrorKind::kConfig,
+          "copies must not name a destination twice, got block ", copy.destination, " again");
+    read.insert({copy.source, copy.following});
   }
   for (int32_t block : read) {
-    check(destinations.count(block) == 0, ErrorKind::kConfig, what,
-          " must not write a block that another of them reads, got block ", block,
+    check(destinations.count(block) == 0, ErrorKind::kConfig,
+          "copies must not write a block that one of them reads, got block ", block,
           "; use two calls");
   }
+}
+
+BlockCopy read_copy(KeywordReader& reader, const CacheLayout& layout, const py::object& item) {
+  const std::vector<int64_t> n = reader.integers("copies", item, 5);
+  const int64_t first = n[3], num_tokens = n[4], size = layout.block_tokens;
+  check(first >= 0 && first < size && num_tokens >= 0 && num_tokens <= size, ErrorKind::kConfig,
+        "copies must take 0 to ", size, " tokens from one of 0 to ", size - 1, " on, got ",
+        num_tokens, " from ", first);
+  const bool has_following = first + num_tokens > size;
+  for (size_t i = 0; i < 3; ++i) {
+    if (i == 1 && !has_following) continue;
+    check(n[i] >= 0 && n[i] < layout.num_blocks, ErrorKind::kConfig, "copies names block ", n[i],
+          ", the cache has blocks 0 to ", layout.num_blocks - 1);
+  }
+  // Where no second block is needed, the first one stands for it.
+  return {static_cast<int32_t>(n[0]), static_cast<int32_t>(has_following ? n[1] : n[0]),
+          static_cast<int32_t>(n[2]), static_cast<int32_t>(first),
+          static_cast<int32_t>(num_tokens)};
 }
 
 CopyBlocksCall plan_copies(KeywordReader& reader, const CacheLayout& layout,
@@ -110,27 +128,6 @@ CopyBlocksCall plan_copies(KeywordReader& reader, const CacheLayout& layout,
     }
   }
   return call;
-}
-
-CopyBlocksCall read_copies(KeywordReader& reader, const char* what, size_t count) {
-  const std::vector<py::object> items = reader.list(what);
-  const CacheLayout layout = read_cache_layout(reader);
-  reader.finish();
-  check_layout(layout);
-  std::vector<BlockCopy> copies;
-  for (const py::object& item : items) {
-    const std::vector<int64_t> n = reader.integers(what, item, count);
-    for (size_t i = 0; i + 1 < count; ++i) {
-      check(n[i] >= 0 && n[i] < layout.num_blocks, ErrorKind::kConfig, what, " names block ", n[i],
-            ", the cache has blocks 0 to ", layout.num_blocks - 1);
-    }
-    check(n.back() >= 0 && n.back() <= layout.block_tokens, ErrorKind::kConfig, what,
-          " must keep 0 to ", layout.block_tokens, " tokens of a block, got ", n.back());
-    copies.push_back({static_cast<int32_t>(n[0]), static_cast<int32_t>(n[count - 2]),
-                      static_cast<int32_t>(n.back())});
-  }
-  check_copies(copies, what);
-  return plan_copies(reader, layout, copies);
 }
 
 // The optional ways to choose from something else than the raw logits.
@@ -198,8 +195,8 @@ SampleCall read_sample(KeywordReader& reader) {
   check_address("logits", a.logits, type->size);
   check_stride("logits_stride", a.logits_stride, "vocab_size", a.vocab_size);
   check_choice_arguments(*type, &a);
-  const int64_t needed =
-      split_workspace(a.num_rows, a.vocab_size, a.candidate_capacity, workspace, &a);
+  const int64_t needed = split_workspace(a.num_rows, a.vocab_size, a.candidate_capacity, workspace,
+                                         workspace_bytes, &a);
   check(workspace_bytes >= needed, ErrorKind::kConfig, "workspace_bytes must be at least ", needed,
         " for ", a.num_rows, " rows of ", a.vocab_size, " logits, got ", workspace_bytes,
         "; ask sample_workspace_size()");
@@ -212,13 +209,18 @@ int64_t read_workspace_size(KeywordReader& reader) {
   const int64_t candidates =
       reader.integer("candidate_capacity", 1, kMaxVocabSize, kDefaultCandidates);
   reader.finish();
-  return split_workspace(rows, vocab_size, candidates, nullptr, nullptr);
+  return split_workspace(rows, vocab_size, candidates, nullptr, 0, nullptr);
 }
 
-CopyBlocksCall read_copy_blocks(KeywordReader& reader) { return read_copies(reader, "copies", 3); }
-
-CopyBlocksCall read_truncate_blocks(KeywordReader& reader) {
-  return read_copies(reader, "blocks", 2);
+CopyBlocksCall read_copy_blocks(KeywordReader& reader) {
+  const std::vector<py::object> items = reader.list("copies");
+  const CacheLayout layout = read_cache_layout(reader);
+  reader.finish();
+  check_layout(layout);
+  std::vector<BlockCopy> copies;
+  for (const py::object& item : items) copies.push_back(read_copy(reader, layout, item));
+  check_copies(copies);
+  return plan_copies(reader, layout, copies);
 }
 
 GatherRowsCall read_gather_rows(KeywordReader& reader) {

@@ -38,7 +38,6 @@ struct MarkSeenCall {
 // asked for whatever the caller takes beyond these arguments.
 SampleCall read_sample(KeywordReader& reader);
 CopyBlocksCall read_copy_blocks(KeywordReader& reader);
-CopyBlocksCall read_truncate_blocks(KeywordReader& reader);
 GatherRowsCall read_gather_rows(KeywordReader& reader);
 MarkSeenCall read_mark_seen(KeywordReader& reader);
 int64_t read_workspace_size(KeywordReader& reader);

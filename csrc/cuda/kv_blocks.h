@@ -1,8 +1,8 @@
-// Copy and truncate KV blocks: what a fork or a rollback leaves to be done in device memory.
+// Copy KV blocks: a shared, partly filled block before it is written, and a passage's own blocks.
 //
 // A cache is (num_blocks, num_heads, block_tokens, token) bytes, contiguous but for the blocks. A
-// copy moves the first `num_tokens` tokens of every head and fills the rest of the block with
-// zeros, so that nothing of a dropped token is left behind; source = destination truncates.
+// copy takes `num_tokens` tokens of every head out of two blocks laid end to end, and fills the
+// rest of its destination with zeros, so that nothing foreign stands behind them.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,15 @@ namespace flarecore::cuda {
 
 // Per launch, so that all of it fits into the parameters of a kernel (4 KiB).
 constexpr int kMaxCaches = 96;
-constexpr int kMaxCopies = 192;
+constexpr int kMaxCopies = 150;
 
 struct alignas(16) Bytes16 {
   uint32_t words[4];
 };
 
+// Token i of the destination is token first + i of `source`, or that of `following` behind its end.
 struct BlockCopy {
-  int32_t source, destination, num_tokens;
+  int32_t source, following, destination, first, num_tokens;
 };
 
 struct CopyBlocksArgs {
@@ -41,9 +42,12 @@ FLARECORE_DEVICE void copy_block_part(const CopyBlocksArgs& a, int cache, int co
   const int32_t token = index / a.token_size % a.block_tokens;
   if (token >= c.num_tokens) {
     *out = Bytes16{{0, 0, 0, 0}};
-  } else if (c.source != c.destination) {
-    *out = blocks[c.source * a.block_stride + index];
+    return;
   }
+  const bool is_behind = token + c.first >= a.block_tokens;
+  const int32_t from = c.first - (is_behind ? a.block_tokens : 0);
+  *out = blocks[(is_behind ? c.following : c.source) * a.block_stride + index +
+                from * a.token_size];
 }
 
 }  // namespace flarecore::cuda

@@ -52,21 +52,13 @@ void sample(const py::kwargs& given) {
   check_launch("sample", launch_sample(call.args, call.stream));
 }
 
-void launch_copies(const char* name, const CopyBlocksCall& call) {
-  require_device();
-  for (const CopyBlocksArgs& args : call.launches) {
-    check_launch(name, launch_copy_blocks(args, call.stream));
-  }
-}
-
 void copy_blocks(const py::kwargs& given) {
   KeywordReader reader("copy_blocks", given);
-  launch_copies("copy_blocks", read_copy_blocks(reader));
-}
-
-void truncate_blocks(const py::kwargs& given) {
-  KeywordReader reader("truncate_blocks", given);
-  launch_copies("truncate_blocks", read_truncate_blocks(reader));
+  const CopyBlocksCall call = read_copy_blocks(reader);
+  require_device();
+  for (const CopyBlocksArgs& args : call.launches) {
+    check_launch("copy_blocks", launch_copy_blocks(args, call.stream));
+  }
 }
 
 void gather_rows(const py::kwargs& given) {
@@ -110,6 +102,5 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("sample_workspace_size", &cuda::sample_workspace_size);
   m.def("mark_seen", &cuda::mark_seen);
   m.def("copy_blocks", &cuda::copy_blocks);
-  m.def("truncate_blocks", &cuda::truncate_blocks);
   m.def("gather_rows", &cuda::gather_rows);
 }

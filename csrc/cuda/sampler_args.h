@@ -24,11 +24,14 @@ enum FloatColumn { kTemperature, kTopP, kMinP, kBeta, kTheta, kNumFloats };
 enum IntColumn { kSeed, kStream, kPass, kTopK, kHalt, kNumInts };
 
 enum TokenFlag : int32_t {
+  kFlagMayEnd = 2,        // a sentence may end with the token
+  kFlagSettles = 4,       // the token shows what follows a terminator before it
   kFlagTable = 31,        // bits that the caller's table over the vocabulary may use
   kFlagBelowBeta = 32,    // confidence < beta
   kFlagBelowTheta = 64,   // confidence < theta
   kFlagInvalid = 128,     // no finite logit, or a NaN or +inf among them; confidence is 0
   kFlagFull = 256,        // only in the row's flags: no room for another token
+  kFlagLooked = 512,      // only there: a token that settles came after one that may end
 };
 
 enum class LogitType { kFloat32, kFloat16, kBfloat16 };
@@ -94,24 +97,29 @@ struct SampleArgs {
 constexpr int64_t num_chunks(int64_t vocab_size) { return (vocab_size + kChunk - 1) / kChunk; }
 constexpr int64_t seen_words(int64_t vocab_size) { return (vocab_size + 31) / 32; }
 
-// Bytes for `max_rows` rows; sets the pointers of `args` if both are given.
-inline int64_t split_workspace(int64_t max_rows, int64_t vocab_size, int64_t candidate_capacity,
-                               void* workspace, SampleArgs* args) {
-  int64_t used = 0;
-  const auto take = [&](auto** pointer, int64_t count) {
-    using T = std::remove_reference_t<decltype(**pointer)>;
-    *pointer = reinterpret_cast<T*>(static_cast<char*>(workspace) + used);
-    used += (count * int64_t{sizeof(T)} + 15) / 16 * 16;
-  };
+// Bytes that a launch of `num_rows` rows needs. Sets the pointers of `args` if it is given, to parts
+// of the `workspace_bytes` bytes at `workspace`, which are at least that many.
+//
+// Counters lie at the beginning, all else at the end: launches of fewer rows than the workspace is
+// for must leave zero what the counters of more rows will be.
+inline int64_t split_workspace(int64_t num_rows, int64_t vocab_size, int64_t candidate_capacity,
+                               void* workspace, int64_t workspace_bytes, SampleArgs* args) {
   SampleArgs unused;
   SampleArgs* out = args != nullptr ? args : &unused;
   const int64_t chunks = num_chunks(vocab_size);
-  take(&out->counters, max_rows);
-  take(&out->row_stats, max_rows);
-  take(&out->chunks, max_rows * chunks);
-  take(&out->group_tops, max_rows * chunks * kGroups);
-  take(&out->candidates, max_rows * candidate_capacity);
-  return used;
+  const int64_t end = workspace_bytes / 16 * 16;
+  int64_t used = 0;
+  const auto take = [&](auto** pointer, int64_t count) {
+    using T = std::remove_reference_t<decltype(**pointer)>;
+    used += (count * int64_t{sizeof(T)} + 15) / 16 * 16;
+    if (args != nullptr) *pointer = reinterpret_cast<T*>(static_cast<char*>(workspace) + end - used);
+  };
+  take(&out->row_stats, num_rows);
+  take(&out->chunks, num_rows * chunks);
+  take(&out->group_tops, num_rows * chunks * kGroups);
+  take(&out->candidates, num_rows * candidate_capacity);
+  out->counters = static_cast<RowCounters*>(workspace);
+  return used + num_rows * int64_t{sizeof(RowCounters)};
 }
 
 }  // namespace flarecore::cuda

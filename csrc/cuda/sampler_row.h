@@ -98,7 +98,9 @@ FLARECORE_DEVICE void finish_row(const SampleArgs& a, int row, int32_t token, fl
   }
   const bool is_full = step + 1 >= a.history_capacity;
   a.num_sampled[row] = is_full ? a.history_capacity : step + 1;
-  a.flags[row] |= bits | (is_full ? kFlagFull : 0);
+  const int32_t before = a.flags[row];
+  const bool looked = (before & kFlagMayEnd) != 0 && (bits & kFlagSettles) != 0;
+  a.flags[row] = before | bits | (is_full ? kFlagFull : 0) | (looked ? kFlagLooked : 0);
   if (prob < a.min_prob[row]) a.min_prob[row] = prob;
   a.tokens[row] = token;
   if (!a.advance) return;

@@ -42,6 +42,11 @@ class DecodeState {
   // Tokens taken so far, an end-of-text token not among them.
   const std::vector<Sampled>& tokens() const { return tokens_; }
   bool finished() const { return reason_ != StopReason::kNone; }
+  // Whether what comes next may show that the decode has ended before it: behind a terminator, a
+  // low token or the beginning of a stop string that hangs over the end of the sentence.
+  bool is_looking_ahead() const {
+    return sentence_end_ > 0 || low_end_ > 0 || (options_.until_sentence && boundary_.is_waiting());
+  }
 
   // Valid once finished. The first num_kept() tokens are the result; the others were looked at to
   // find its end and begin what comes next (held()).

@@ -19,7 +19,7 @@ class TensorLoader {
   PackedMatrix matrix(const std::string& name, int64_t num_rows, int64_t num_cols) {
     const DecoderTensor tensor = take(name, {num_rows, num_cols});
     const TensorView view{tensor.type, tensor.data, num_rows, num_cols};
-    const Quantize quantize = quantization_of(name, view);
+    const Quantize quantize = quantization_of(name, view, quantize_);
     if (quantize_ != Quantize::kNone) {
       quantization_.push_back({name, ggml_type_info(tensor.type).name, quantize, {}});
     }
@@ -27,14 +27,7 @@ class TensorLoader {
     if (quantize == Quantize::kNone) {
       return PackedMatrix::pack(view, mode_, kernels().tile, pool_);
     }
-    QuantizationError& error = quantization_.back().error;
-    PackedMatrix matrix =
-        PackedMatrix::pack_quantizing(view, quantize, mode_, kernels(), pool_, &error);
-    check(error.first_bad_row < 0, ErrorKind::kModelFile, tensor.shown, ": row ",
-          error.first_bad_row, " holds a value that is not finite or beyond ",
-          quantize_limit(quantize), ", which ", quantize_name(quantize),
-          " cannot hold; load the model without quantize");
-    return matrix;
+    return quantize_tensor(tensor, view, quantize, mode_, pool_, &quantization_.back().error);
   }
 
   std::vector<float> vector(const std::string& name, int64_t size) {
@@ -59,13 +52,6 @@ class TensorLoader {
   std::vector<TensorQuantization> quantization() && { return std::move(quantization_); }
 
  private:
-  Quantize quantization_of(const std::string& name, const TensorView& view) const {
-    const bool is_float = ggml_type_info(view.type).block_values == 1;
-    if (!is_float || view.num_cols % kGroupSize != 0) return Quantize::kNone;
-    const bool at_the_ends = name == "token_embd.weight" || name == "output.weight";
-    return quantize_ == Quantize::kQ4 && at_the_ends ? Quantize::kQ8 : quantize_;
-  }
-
   DecoderTensor take(const std::string& name, const std::vector<int64_t>& shape) {
     DecoderTensor tensor = tensors_.require(name);
     check(tensor.shape == shape, ErrorKind::kModelFile, tensor.shown, " has the shape ",
@@ -122,6 +108,24 @@ void load_all(TensorLoader* loader, const DecoderConfig& config, DecoderWeights*
 }
 
 }  // namespace
+
+Quantize quantization_of(const std::string& name, const TensorView& view, Quantize quantize) {
+  const bool is_float = ggml_type_info(view.type).block_values == 1;
+  if (!is_float || view.num_cols % kGroupSize != 0) return Quantize::kNone;
+  const bool at_the_ends = name == "token_embd.weight" || name == "output.weight";
+  return quantize == Quantize::kQ4 && at_the_ends ? Quantize::kQ8 : quantize;
+}
+
+PackedMatrix quantize_tensor(const DecoderTensor& tensor, const TensorView& view, Quantize quantize,
+                             PackMode mode, ThreadPool* pool, QuantizationError* error) {
+  PackedMatrix matrix =
+      PackedMatrix::pack_quantizing(view, quantize, mode, kernels(), pool, error);
+  check(error->first_bad_row < 0, ErrorKind::kModelFile, tensor.shown, ": row ",
+        error->first_bad_row, " holds a value that is not finite or beyond ",
+        quantize_limit(quantize), ", which ", quantize_name(quantize),
+        " cannot hold; load the model without quantize");
+  return matrix;
+}
 
 std::shared_ptr<const DecoderWeights> DecoderWeights::load(const DecoderTensors& tensors,
                                                            const DecoderConfig& config,

@@ -29,6 +29,16 @@ struct TensorQuantization {
   QuantizationError error;
 };
 
+// What `quantize` does to a matrix of this name: kQ8 quantises all of F32, F16 and BF16, kQ4 all
+// but token embedding and head, which get 8 bits, since errors of theirs go straight into the
+// logits. What is quantised already, or has rows that are no multiple of 32, is kept (kNone).
+Quantize quantization_of(const std::string& name, const TensorView& view, Quantize quantize);
+
+// PackedMatrix::pack_quantizing at the level in force; ModelFileError for a value that cannot be
+// quantised.
+PackedMatrix quantize_tensor(const DecoderTensor& tensor, const TensorView& view, Quantize quantize,
+                             PackMode mode, ThreadPool* pool, QuantizationError* error);
+
 struct DecoderWeights {
   std::vector<LayerWeights> layers;
   std::vector<float> output_norm;  // (hidden)
@@ -42,11 +52,9 @@ struct DecoderWeights {
 
   std::vector<TensorQuantization> quantization;  // of every matrix; empty without quantising
 
-  // Packs every tensor for the CPU level in force. With `quantize`, matrices of F32, F16 and BF16
-  // are quantised: kQ8 all, kQ4 all but token embedding and head, which get 8 bits, since errors of
-  // theirs go straight into the logits. What is quantised already, or has rows that are no multiple
-  // of 32, is kept. Raises ModelFileError for a missing tensor, a wrong shape or a value that
-  // cannot be quantised, UnsupportedError for a tensor that the forward pass would not use.
+  // Packs every tensor for the CPU level in force, quantised as quantization_of() says. Raises
+  // ModelFileError for a missing tensor, a wrong shape or a value that cannot be quantised,
+  // UnsupportedError for a tensor that the forward pass would not use.
   static std::shared_ptr<const DecoderWeights> load(const DecoderTensors& tensors,
                                                     const DecoderConfig& config, PackMode mode,
                                                     Quantize quantize, ThreadPool* pool);

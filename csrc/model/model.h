@@ -28,6 +28,7 @@ class Model {
   // Packs at the first call per mode; every engine of the process shares the result.
   std::shared_ptr<const DecoderWeights> weights(ComputeMode mode);
 
+  const DecoderTensors& tensors() const { return *tensors_; }
   Quantize quantize() const { return quantize_; }
   // What quantising did to each matrix, measured while packing: by whatever is packed, else this
   // packs for kInt8.

@@ -236,4 +236,26 @@ void PackedMatrix::dequantize_row(int64_t row, float* out) const {
   }
 }
 
+void PackedMatrix::export_row(int64_t row, int8_t* codes, uint8_t* scales, uint8_t* supers) const {
+  const PackedView& w = view_;
+  uint8_t* tile_data = memory_.get() + row / w.tile * w.tile_size_bytes;
+  constexpr int64_t kGroupsPerSuper = kSuperSize / kGroupSize;
+  for (int64_t group = 0; group < w.num_cols / kGroupSize; ++group) {
+    const GroupFields f = fields_of(w, tile_data, group, static_cast<int>(row % w.tile));
+    int loaded[kGroupSize];
+    load_codes(f, loaded);
+    for (int i = 0; i < kGroupSize; ++i) *codes++ = static_cast<int8_t>(loaded[i]);
+    const int field_bytes = f.layout.super_bytes > 0 ? 1 : 2;
+    for (int field = 0; field < f.layout.scale_bytes / field_bytes; ++field) {
+      std::memcpy(scales, f.scale_field(field, field_bytes), field_bytes);
+      scales += field_bytes;
+    }
+    if (group % kGroupsPerSuper != 0) continue;
+    for (int field = 0; field < f.layout.super_bytes / 2; ++field) {
+      std::memcpy(supers, f.super_field(field), 2);
+      supers += 2;
+    }
+  }
+}
+
 }  // namespace flarecore

@@ -50,6 +50,11 @@ class PackedMatrix {
   // Row `row` in [0, num_rows) as float32 (num_cols): exactly the values that were packed.
   void dequantize_row(int64_t row, float* out) const;
 
+  // The same row of a quantised matrix as it is stored, without the interleaving: codes (num_cols)
+  // as the kernels read them, scales and supers with the fields of each group (of each 256 inputs)
+  // side by side.
+  void export_row(int64_t row, int8_t* codes, uint8_t* scales, uint8_t* supers) const;
+
  private:
   void allocate(const TensorView& source, WeightFormat format, int tile);
   template <typename F>

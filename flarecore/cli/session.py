@@ -28,7 +28,7 @@ def kept_passages(path: str | None, engine: Engine) -> Iterator[None]:
     IndexFileError
         The file is damaged, belongs to another model, or cannot be written.
     """
-    if path is None or engine.passages is None:
+    if path is None:
         yield
         return
     from flarecore.passage_file import PassageKvFile
@@ -39,7 +39,7 @@ def kept_passages(path: str | None, engine: Engine) -> Iterator[None]:
     yield
     encoded = engine.passages.passages()
     if encoded:
-        PassageKvFile.write(path, engine, [*(file.passages() if file else ()), *encoded])
+        PassageKvFile.write(path, engine, encoded, extends=file)
 
 
 @contextlib.contextmanager

@@ -15,9 +15,10 @@ from flarecore.errors import FlarecoreError
 
 __all__ = ["BlockPool", "PrefixKey"]
 
-# Serial of the block before (0: none; never used twice) and the block's own tokens: two different
-# prefixes can never be taken for each other.
-PrefixKey = tuple[int, tuple[int, ...]]
+# Serial of the block before (0: none; never used twice), where positions jump up to its end (head
+# and reserved positions, both 0: nowhere), and the block's own tokens: two different prefixes can
+# never be taken for each other.
+PrefixKey = tuple[int, tuple[int, int], tuple[int, ...]]
 
 
 @dataclass
@@ -54,6 +55,7 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     def is_shared(self, block: int) -> bool:
+        """More than one reference holds it."""
         return self._blocks[block].ref_count > 1
 
     def serial(self, block: int) -> int:
@@ -109,7 +111,7 @@ class BlockPool:
         return self._prefixes.get(key)
 
     def check_integrity(self, held_refs: Sequence[int]) -> None:
-        """Checks counts against the references per block that live sequences hold.
+        """Checks counts against the references per block that sequences and passages hold.
 
         Raises
         ------
@@ -120,7 +122,7 @@ class BlockPool:
         for block, (entry, held) in enumerate(zip(self._blocks, held_refs, strict=True)):
             if entry.ref_count != held:
                 raise FlarecoreError(f"block {block} has reference count {entry.ref_count}, "
-                                     f"sequences hold {held}")
+                                     f"its holders are {held}")
             num_unheld += entry.ref_count == 0
             num_registered += entry.serial != 0
         if num_unheld != self.num_available or len(set(self._free)) != len(self._free):

@@ -1,190 +1,221 @@
 """Several decode steps in a row without the host: captured in CUDA graphs, or called one by one.
 
 Token, position, confidence, minimum and flags of every row live in device memory and move on at
-each step, so a run of steps needs nothing from the host. A graph is captured per batch bucket,
-number of steps, context bucket and use of filters, when it is first needed. Without graphs the
-same steps are called directly: the slow twin, and the only way on CPU tensors.
+each step. The sampler itself halts a row where the host has to look (run_bucket.RunEnds): from then
+on the row's steps change nothing that counts, so any number of them may be queued. A run is a
+series of replays of a few steps each. After the last two steps of each the rows' flags and counts
+are copied to the host, which reads them without waiting, and queues the next replay while the last
+step of the one before is under way: the device never waits for the host, and the host waits for the
+device once, at the end of the run.
+
+A graph is captured per batch bucket, number of steps and run_bucket.StepVariant, when it is first
+needed. Without graphs the same steps are called directly: the slow twin, and the only way on CPU
+tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from flarecore.gpu.device import load_kernels
-from flarecore.gpu.forward import Forward, Rows
+from flarecore.gpu.forward import Forward
 from flarecore.gpu.fused_sampler import FusedSampler
-from flarecore.gpu.kv_cache import blocks_for
-from flarecore.gpu.mirrored import Mirrored
-from flarecore.gpu.row_sampling import RowSettings, fill_settings, state_fields, state_of
+from flarecore.gpu.passages import bucket_width
+from flarecore.gpu.run_adjustments import RunAdjustments
+from flarecore.gpu.run_bucket import RunBucket, RunRequest, RunResult, StepVariant
+from flarecore.gpu.token_flags import TokenFlagTable
 
-__all__ = ["DecodeRunner", "RunRequest", "RunResult"]
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """Up to `num_steps` tokens after `token` at `position`, whose own K and V are still missing."""
-
-    token: int
-    position: int
-    blocks: Sequence[int]
-    num_steps: int
-    settings: RowSettings
+__all__ = ["DecodeRun", "DecodeRunner"]
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """Sampled tokens and confidences, (n,) each; an end-of-text token is the last one.
+class DecodeRun:
+    """A run under way; made by :meth:`DecodeRunner.launch`, with its first replay queued.
 
-    `is_invalid`: the last token comes from logits that are not numbers.
+    Attributes
+    ----------
+    num_queued
+        Steps that the device was given.
     """
 
-    token_ids: list[int]
-    probs: list[float]
-    is_invalid: bool
+    def __init__(self, runner: DecodeRunner, bucket: RunBucket, num_steps: Sequence[int],
+                 variant: StepVariant) -> None:
+        self._runner = runner
+        self._bucket = bucket
+        self._num_steps = num_steps
+        self._variant = variant
+        self._event: Any = torch.cuda.Event() if runner.is_cuda else None  # type: ignore[no-untyped-call]
+        self.num_queued = 0
 
+    def advance(self, is_wanted: Callable[[], bool]) -> bool:
+        """Queues more steps where they are needed, and never waits.
 
-class _Bucket:
-    """Static buffers of one batch size, and the graphs captured over them."""
+        A run is over when half of its rows have stopped (alone: the only one), so that they need
+        not wait for the longest; when a row has made all the steps it was to make; or when
+        `is_wanted` says that the host has something else to do.
 
-    def __init__(self, num_rows: int, capacity: int, forward: Forward) -> None:
-        self.num_rows = num_rows
-        device = forward.device
-        self.fields = Mirrored(state_fields(num_rows, capacity), device)
-        self.state = state_of(self.fields)
-        width = blocks_for(forward.shape.context_length)
-        self.table = Mirrored({"blocks": (np.int32, (num_rows, width))}, device)
-        self.table_rows = torch.arange(num_rows, dtype=torch.int32, device=device)
-        self.query_begin = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
-        self.graphs: dict[tuple[int, bool, int], Any] = {}
-        self._scratch_block = forward.kv.scratch_block
-        host = self.fields.host
-        for row in range(num_rows):
-            fill_settings(host, row, None)
-        host["positions"][:] = -1
-        host["min_prob"][:] = 1.0
-        self._padding = self.fields.snapshot()
+        Returns
+        -------
+        bool
+            Whether nothing more will be queued.
+        """
+        # Asked before the flags are read: they are the last step's then. Raises what went wrong.
+        is_through = self._event is None or self._event.query()
+        seen = self._bucket.look(len(self._num_steps))
+        left = min(self._num_steps) - self.num_queued
+        if left <= 0 or 2 * seen.num_running <= len(self._num_steps):
+            return True
+        looks_only = seen.num_looking == seen.num_running
+        pending = 0 if is_through else self.num_queued - self._num_done()
+        if pending > (0 if looks_only else 1):
+            return False
+        if is_wanted():
+            return True
+        self.queue(1 if looks_only else min(left, self._runner.steps_per_replay))
+        return False
 
-    def clear(self) -> None:
-        """All rows padding."""
-        self.fields.restore(self._padding)
-        # What a row needs behind its reserved blocks, once it has halted, is nobody's.
-        self.table.host["blocks"][:] = self._scratch_block
+    def queue(self, most: int) -> None:
+        """Queues one replay of about `most` steps."""
+        self.num_queued += self._runner.replay(self._bucket, most, self._variant)
+        if self._event is not None:
+            self._event.record()
 
-    def fill(self, row: int, request: RunRequest, capacity: int) -> None:
-        host = self.fields.host
-        fill_settings(host, row, request.settings)
-        host["positions"][row] = request.position
-        host["tokens"][row] = request.token
-        # The history is full after num_steps more tokens: that halts the row.
-        host["num_sampled"][row] = capacity - request.num_steps
-        self.table.host["blocks"][row, : len(request.blocks)] = request.blocks
+    def collect(self) -> None:
+        """Queues the way of the record to the host."""
+        self._bucket.history.download()
 
-    def rows(self, max_context: int) -> Rows:
-        return Rows(self.state.tokens, self.state.positions, self.table_rows,
-                    self.table.device["blocks"], self.query_begin, 1, max_context)
+    def results(self) -> list[RunResult]:
+        """What every row has sampled, once the stream has been synchronised."""
+        return [self._bucket.result(row, steps) for row, steps in enumerate(self._num_steps)]
+
+    def _num_done(self) -> int:
+        """Steps that have reported: rows that run go side by side."""
+        sampled = self._bucket.progress.host["num_sampled"]
+        return max(int(sampled[row]) - (self._bucket.capacity - steps)
+                   for row, steps in enumerate(self._num_steps))
 
 
 class DecodeRunner:
-    """Runs batches of decodes for several steps.
+    """Runs batches of decodes for many steps.
 
     Parameters
     ----------
     forward, sampler
         The model and the fused sampler.
-    steps_per_replay
-        Most steps of one run.
+    token_flags
+        The sampler's table; without one, a row with stop strings runs for one replay only.
+    steps_per_replay, steps_per_run
+        Steps of one replay, and most of a run.
     use_graphs
         Capture the steps; False calls them one by one.
 
     Attributes
     ----------
     num_captures, num_replays
-        Graphs captured and replayed so far.
+        Graphs captured and replays queued so far (without graphs: series of direct calls).
     """
 
-    def __init__(self, forward: Forward, sampler: FusedSampler, *,
-                 steps_per_replay: int, use_graphs: bool) -> None:
+    def __init__(self, forward: Forward, sampler: FusedSampler,
+                 token_flags: TokenFlagTable | None = None, *,
+                 steps_per_replay: int, steps_per_run: int, use_graphs: bool) -> None:
         self._forward = forward
         self._sampler = sampler
+        self._token_flags = token_flags
         self.steps_per_replay = steps_per_replay
+        self.steps_per_run = steps_per_run
         self.use_graphs = use_graphs
+        self.is_cuda = forward.device.type == "cuda"
         self.num_captures = 0
         self.num_replays = 0
-        self._buckets: dict[int, _Bucket] = {}
+        self._adjustments = RunAdjustments(
+            forward.max_decode_rows, forward.shape.vocab_size, forward.device)
+        self._buckets: dict[int, RunBucket] = {}
         self._pool: Any = None
 
-    def launch(self, requests: Sequence[RunRequest]) -> _Bucket:
-        """Queues the run of at most the engine's rows; :meth:`results` after a synchronise."""
+    def launch(self, requests: Sequence[RunRequest]) -> DecodeRun:
+        """Begins a run of at most the engine's rows. One at a time."""
         num_rows = 1
         while num_rows < len(requests):
             num_rows *= 2
         bucket = self._buckets.get(num_rows)
         if bucket is None:
-            bucket = _Bucket(num_rows, self.steps_per_replay, self._forward)
+            bucket = RunBucket(num_rows, self.steps_per_run, self._forward)
             self._buckets[num_rows] = bucket
-        most = max(request.num_steps for request in requests)
-        filters = any(request.settings.has_filters for request in requests)
-        context = self._forward.context_bucket(
-            max(request.position + request.num_steps for request in requests))
-        steps = self._graph_steps(most) if self.use_graphs else most
-        graph = self._graph(bucket, steps, filters, context) if self.use_graphs else None
+        variant = StepVariant(
+            self._forward.context_bucket(max(r.position + r.num_steps for r in requests)),
+            filters=any(request.settings.has_filters for request in requests),
+            adjusts=any(request.settings.adjusts_logits for request in requests),
+            width=bucket_width([request.view for request in requests]))
+        if self.use_graphs:
+            for steps in self._graph_sizes():  # before the rows are filled: a capture runs padding
+                self._graph(bucket, steps, variant)
+        num_steps = self._fill(bucket, requests)
+        bucket.set_views(variant.width, [request.view for request in requests])
+        if variant.adjusts:
+            self._adjustments.fill(requests)
+        run = DecodeRun(self, bucket, num_steps, variant)
+        looks_only = all(r.ends.at_sentence and r.ends.is_looking_ahead for r in requests)
+        run.queue(1 if looks_only else min(*num_steps, self.steps_per_replay))
+        return run
+
+    def replay(self, bucket: RunBucket, most: int, variant: StepVariant) -> int:
+        """Queues up to `most` steps or a few more, which find their rows halted; how many."""
+        self.num_replays += 1
+        if not self.use_graphs:
+            self._steps(bucket, most, variant)
+            return most
+        steps = next(steps for steps in self._graph_sizes() if steps >= most)
+        self._graph(bucket, steps, variant).replay()
+        return steps
+
+    def _fill(self, bucket: RunBucket, requests: Sequence[RunRequest]) -> list[int]:
+        """Puts the requests into the bucket's rows; the most steps of each."""
+        bits = (self._token_flags.stop_bits(request.ends.stop for request in requests)
+                if self._token_flags is not None else {})
         bucket.clear()
+        num_steps = []
         for row, request in enumerate(requests):
-            bucket.fill(row, request, self.steps_per_replay)
-        bucket.fields.upload()
-        bucket.table.upload()
-        if graph is not None:
-            graph.replay()
-            self.num_replays += 1
-        else:
-            for _ in range(steps):
-                self._step(bucket, filters, context)
-        bucket.fields.download()
-        return bucket
+            stop, steps = request.ends.stop, request.num_steps
+            if stop and stop not in bits:  # no room in the table: the host looks often instead
+                steps = min(steps, self.steps_per_replay)
+            bucket.fill(row, request, steps, bits.get(stop, 0))
+            num_steps.append(steps)
+        bucket.upload()
+        return num_steps
 
-    def results(self, bucket: _Bucket, requests: Sequence[RunRequest]) -> list[RunResult]:
-        """What the last launch over the bucket sampled, once the stream has been synchronised."""
-        invalid = int(load_kernels().sampling.TokenFlag.INVALID)
-        host = bucket.fields.host
-        out = []
-        for row, request in enumerate(requests):
-            part = slice(self.steps_per_replay - request.num_steps, int(host["num_sampled"][row]))
-            flags = host["history_flags"][row, part]
-            out.append(RunResult(host["history_tokens"][row, part].tolist(),
-                                 host["history_probs"][row, part].tolist(),
-                                 bool(len(flags)) and bool(flags[-1] & invalid)))
-        return out
+    def _graph_sizes(self) -> list[int]:
+        """Few, so that few graphs are captured."""
+        return sorted({1, max(1, self.steps_per_replay // 2), self.steps_per_replay})
 
-    def _graph_steps(self, most: int) -> int:
-        """Few step counts, so that few graphs are captured."""
-        return next((steps for steps in (1, self.steps_per_replay // 2) if steps >= most),
-                    self.steps_per_replay)
+    def _step(self, bucket: RunBucket, variant: StepVariant) -> None:
+        logits = self._forward.decode(bucket.rows(variant))
+        choice = self._adjustments.choice(logits) if variant.adjusts else None
+        self._sampler(logits, bucket.state, filters=variant.filters, choice_logits=choice)
+        if variant.adjusts:
+            self._adjustments.add(bucket.state.tokens)
 
-    def _step(self, bucket: _Bucket, filters: bool, context: int) -> None:
-        logits = self._forward.decode(bucket.rows(context))
-        self._sampler(logits, bucket.state, filters=filters)
+    def _steps(self, bucket: RunBucket, num_steps: int, variant: StepVariant) -> None:
+        for index in range(num_steps):
+            self._step(bucket, variant)
+            if index >= num_steps - 2:  # earlier the host could do nothing with it
+                bucket.progress.download()
 
-    def _graph(self, bucket: _Bucket, steps: int, filters: bool, context: int) -> Any:
-        key = (steps, filters, context)
+    def _graph(self, bucket: RunBucket, steps: int, variant: StepVariant) -> Any:
+        key = (steps, variant)
         graph = bucket.graphs.get(key)
         if graph is not None:
             return graph
         # Padding rows change nothing, so everything can be compiled and captured over them.
         bucket.clear()
-        bucket.fields.upload()
-        bucket.table.upload()
-        self._step(bucket, filters, context)
+        bucket.set_views(variant.width, ())
+        bucket.upload()
+        self._step(bucket, variant)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: only this one's calls are watched.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            for _ in range(steps):
-                self._step(bucket, filters, context)
+            self._steps(bucket, steps, variant)
         self._pool = graph.pool()
         self.num_captures += 1
         bucket.graphs[key] = graph

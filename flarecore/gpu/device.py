@@ -103,7 +103,7 @@ def load_kernels() -> ModuleType:
     package = sys.modules.get(_KERNELS)
     if package is None:
         package = _load_package()
-    for name in ("attention", "checks", "norm", "rope", "sampling", "swiglu"):
+    for name in ("attention", "checks", "norm", "quantized", "rope", "sampling", "swiglu"):
         importlib.import_module(f"{_KERNELS}.{name}")
     return package
 

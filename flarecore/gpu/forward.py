@@ -1,21 +1,26 @@
 """The forward pass of a decoder on torch tensors: Triton kernels between matrix products.
 
 The residual stream is float32, everything between two products has the weights' dtype, logits are
-float32. Two kinds of rows (products.py tells why): decode rows, whose logits are sampled or scored,
-and prefill rows, which only leave their keys and values behind.
+float32. A layer is nine launches: four products, rotation and KV store, attention, activation, and
+twice what was computed added to the stream with the next norm. Two kinds of rows (products.py tells
+why): decode rows, whose logits are sampled or scored, and prefill rows, which only leave their keys
+and values behind.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from flarecore.gpu.device import load_kernels
+from flarecore.gpu.device_ops import BlockCopy, DeviceOps
 from flarecore.gpu.kv_cache import BLOCK_TOKENS
-from flarecore.gpu.products import float32_product, multiply, padded_rows
+from flarecore.gpu.products import Products, padded_rows
 from flarecore.gpu.shape import DecoderShape
 from flarecore.gpu.weights import DecoderWeights, LayerWeights
 
@@ -30,16 +35,29 @@ class KvTensors:
     """
 
     def __init__(self, shape: DecoderShape, num_blocks: int, dtype: torch.dtype,
-                 device: torch.device) -> None:
+                 device: torch.device, ops: DeviceOps) -> None:
+        self.ops = ops
         self.all = torch.zeros(
             (shape.num_layers, 2, num_blocks + 1, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim),
             dtype=dtype, device=device)
         self.scratch_block = num_blocks
         self.layers = [(layer[0], layer[1]) for layer in self.all]
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Every layer's keys and values of one block, in stream order."""
-        self.all[:, :, target].copy_(self.all[:, :, source])
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Every layer's keys and values, in stream order."""
+        self.ops.copy_blocks(self.all, copies)
+
+    def read_blocks(self, blocks: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """Bytes of these blocks one after the other, each (layers, 2, KV heads, 32, head_dim)."""
+        values = torch.stack([self.all[:, :, block] for block in blocks]).cpu()
+        return values.flatten().view(torch.uint8).numpy()
+
+    def write_blocks(self, blocks: Sequence[int], values: npt.NDArray[np.uint8]) -> None:
+        """What :meth:`read_blocks` gave, into blocks of the same number."""
+        shape = (len(blocks), *self.all[:, :, 0].shape)
+        given = torch.from_numpy(np.array(values)).view(self.all.dtype).view(shape)
+        for block, value in zip(blocks, given, strict=True):
+            self.all[:, :, block].copy_(value)
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,11 @@ class Rows:
         (num_sequences, width) int32.
     query_begin
         (num_sequences + 1,) int32.
+    logit_rows
+        (n,) int32: the rows whose logits are wanted, in ascending order; None: all.
+    passages
+        The kernels' PassageTable, where a sequence reserves positions; `positions` are then places
+        in the sequence.
     max_query_rows, max_context
         Most rows of a sequence, and tokens of context to provide for: they fix the grid only.
     """
@@ -65,6 +88,8 @@ class Rows:
     query_begin: torch.Tensor
     max_query_rows: int
     max_context: int
+    logit_rows: torch.Tensor | None = None
+    passages: Any = None
 
     @property
     def num_rows(self) -> int:
@@ -80,7 +105,7 @@ class _Buffers:
         def new(columns: int, kind: torch.dtype = dtype) -> torch.Tensor:
             return torch.zeros((rows, columns), dtype=kind, device=device)
 
-        self.gathered = new(shape.hidden_size)
+        self.read = new(shape.hidden_size)  # what of `normed` has logits that somebody wants
         self.residual = new(shape.hidden_size, torch.float32)
         self.normed = new(shape.hidden_size)
         self.qkv = new(shape.qkv_size)
@@ -119,7 +144,7 @@ class Forward:
         self._buffers = _Buffers(shape, rows, dtype, device)
         self._logits = torch.zeros((self._decode_tile_rows, shape.vocab_size), dtype=torch.float32,
                                    device=device)
-        self._float_product = float32_product(dtype, device)
+        self.products = Products(weights.matrices(), dtype, device, row_tile, max_decode_rows)
         self._angles = [self._angle_tables(frequencies) for frequencies in shape.rotaries]
         self._attention_workspaces: dict[int, Any] = {}
 
@@ -137,11 +162,14 @@ class Forward:
             bucket *= 4
         return min(bucket, -(-self.shape.context_length // 256) * 256)
 
-    def attention_workspace(self, max_context: int) -> Any:
+    def attention_workspace(self, max_context: int, passages: Any = None) -> Any:
         """For decode rows over one of the context buckets. Never freed: graphs refer to it."""
+        shape = self.shape
+        if passages is not None:
+            max_context += self._kernels.attention.passage_context(
+                passages.blocks.shape[1], shape.head_dim)
         workspace = self._attention_workspaces.get(max_context)
         if workspace is None:
-            shape = self.shape
             workspace = self._kernels.attention.DecodeWorkspace.allocate(
                 self.max_decode_rows, shape.num_heads, shape.num_kv_heads, shape.head_dim,
                 max_context, self.device)
@@ -149,46 +177,58 @@ class Forward:
         return workspace
 
     def decode(self, rows: Rows, *, with_logits: bool = True) -> torch.Tensor:
-        """(num_rows, vocab) float32 logits of decode rows, valid until the next pass."""
-        padded = -(-rows.num_rows // self.row_tile) * self.row_tile
-        self._layers(rows, padded, self.row_tile, is_prefill=False)
-        logits = self._logits[: rows.num_rows]
-        if with_logits:
-            buffers = self._buffers
-            multiply(buffers.normed[:padded], self.weights.head, self._logits[:padded],
-                     self.row_tile, self._float_product)
-        return logits
+        """(n, vocab) float32 logits of the rows that want them, valid until the next pass."""
+        self._layers(rows, is_prefill=False)
+        if not with_logits:
+            return self._logits[:0]
+        hidden, num_rows = self._buffers.normed, rows.num_rows
+        if rows.logit_rows is not None:
+            # The product with the vocabulary is the largest: no tile of it for rows nobody reads.
+            num_rows = rows.logit_rows.shape[0]
+            hidden = self._buffers.read
+            self.kv.ops.gather_rows(self._buffers.normed[: rows.num_rows], rows.logit_rows,
+                                    hidden[:num_rows])
+        self.products.decode(hidden, self.weights.head, self._logits, num_rows)
+        return self._logits[:num_rows]
 
     def prefill(self, rows: Rows) -> None:
         """Leaves the keys and values of prefill rows of one sequence in the cache."""
-        padded = padded_rows(rows.num_rows)
-        self._layers(rows, padded, padded, is_prefill=True)
+        self._layers(rows, is_prefill=True)
 
-    def _layers(self, rows: Rows, padded: int, tile: int, *, is_prefill: bool) -> None:
+    def _embed(self, rows: Rows) -> None:
+        """Token embeddings into the residual stream, and the first norm of them."""
+        n, embedding, kernels = rows.num_rows, self.weights.embedding, self._kernels
+        residual, normed = self._buffers.residual[:n], self._buffers.normed[:n]
+        norm, scale = self.weights.layers[0].attention_norm, self.shape.embedding_scale
+        if isinstance(embedding, torch.Tensor):
+            kernels.norm.embed_norm(rows.token_ids, embedding, norm, self._eps, scale=scale,
+                                    residual=residual, out=normed)
+            return
+        kernels.quantized.gather_rows(embedding, rows.token_ids, residual)
+        if scale != 1.0:
+            residual.mul_(scale)
+        kernels.norm.rms_norm(residual, norm, self._eps, out=normed)
+
+    def _layers(self, rows: Rows, *, is_prefill: bool) -> None:
         shape, weights, buffers = self.shape, self.weights, self._buffers
         n = rows.num_rows
-        torch.index_select(weights.embedding, 0, rows.token_ids, out=buffers.gathered[:n])
-        residual = buffers.residual[:n]
-        residual.copy_(buffers.gathered[:n])
-        if shape.embedding_scale != 1.0:
-            residual.mul_(shape.embedding_scale)
-        rms_norm = self._kernels.norm.rms_norm
-        rms_norm(residual, weights.layers[0].attention_norm, self._eps, out=buffers.normed[:n])
+        multiply = self.products.prefill if is_prefill else self.products.decode
+        self._embed(rows)
         for index, layer in enumerate(weights.layers):
             is_last = index + 1 == shape.num_layers
-            multiply(buffers.normed[:padded], layer.qkv, buffers.qkv[:padded], tile)
+            multiply(buffers.normed, layer.qkv, buffers.qkv, n)
             q = self._rotate_and_store(index, layer, rows)
             if is_last and is_prefill:
                 return  # all that prefill is for is in the cache now
             self._attend(index, q, rows, is_prefill)
-            multiply(buffers.attended[:padded], layer.output, buffers.delta[:padded], tile)
+            multiply(buffers.attended, layer.output, buffers.delta, n)
             self._add_and_norm(n, layer.attention_post_norm, layer.ffn_norm)
-            multiply(buffers.normed[:padded], layer.gate_up, buffers.gate_up[:padded], tile)
+            multiply(buffers.normed, layer.gate_up, buffers.gate_up, n)
             ffn = shape.intermediate_size
             self._kernels.swiglu.gated_activation(
                 buffers.gate_up[:n, :ffn], buffers.gate_up[:n, ffn:],
                 activation="gelu_tanh" if shape.is_gelu else "silu", out=buffers.activated[:n])
-            multiply(buffers.activated[:padded], layer.down, buffers.delta[:padded], tile)
+            multiply(buffers.activated, layer.down, buffers.delta, n)
             self._add_and_norm(n, layer.ffn_post_norm,
                                weights.output_norm if is_last
                                else weights.layers[index + 1].attention_norm)
@@ -202,26 +242,25 @@ class Forward:
         rotated: torch.Tensor = self._kernels.rope.rope_store(
             q, k, v, *self._angles[shape.layers[index].rotary], rows.positions, rows.table_rows,
             rows.block_table, *self.kv.layers[index], interleaved=shape.rotates_neighbours,
-            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=self._eps)
+            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=self._eps,
+            layout=None if rows.passages is None else rows.passages.layout)
         return rotated
 
     def _attend(self, index: int, q: torch.Tensor, rows: Rows, is_prefill: bool) -> None:
         shape, attention = self.shape, self._kernels.attention
         inputs = (q, *self.kv.layers[index], rows.block_table, rows.positions, rows.query_begin)
         common = {"scale": shape.attention_scale, "max_query_rows": rows.max_query_rows,
-                  "window": shape.layers[index].window,
+                  "window": shape.layers[index].window, "passages": rows.passages,
                   "out": self._buffers.attended[: rows.num_rows].view(q.shape)}
         if is_prefill:
             attention.prefill_attention(*inputs, **common)
         else:
-            attention.decode_attention(*inputs, self.attention_workspace(rows.max_context),
-                                       max_context=rows.max_context, **common)
+            workspace = self.attention_workspace(rows.max_context, rows.passages)
+            attention.decode_attention(*inputs, workspace, max_context=rows.max_context, **common)
 
     def _add_and_norm(self, n: int, post_norm: torch.Tensor | None, norm: torch.Tensor) -> None:
         """residual += delta (normed first where the architecture says so); normed = norm of it."""
-        buffers, eps = self._buffers, self._eps
-        rms_norm = self._kernels.norm.rms_norm
-        delta = buffers.delta[:n]
-        if post_norm is not None:
-            rms_norm(delta, post_norm, eps, out=delta)
-        rms_norm(delta, norm, eps, residual=buffers.residual[:n], out=buffers.normed[:n])
+        buffers = self._buffers
+        self._kernels.norm.rms_norm(
+            buffers.delta[:n], norm, self._eps, residual=buffers.residual[:n],
+            post_weight=post_norm, out=buffers.normed[:n])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from flarecore.errors import ConfigError, UnsupportedError
+from flarecore import _C
+from flarecore.errors import ConfigError, PassageFileError
 from flarecore.gpu.engine import Core
 from flarecore.gpu.kv_cache import KvSequence
 from flarecore.gpu.operation import GpuOperation
+from flarecore.gpu.passages import GpuPassage
 from flarecore.gpu.row_sampling import RowSettings
 from flarecore.gpu.state import HeldTokens, OperationRequest, SequenceState
 
@@ -55,18 +57,25 @@ class GpuSequence:
 
     @property
     def num_head(self) -> int:
-        return 0
+        with self._core.locked():
+            return self._state.kv.num_head
 
     @property
     def num_reserved(self) -> int:
-        return 0
+        with self._core.locked():
+            return self._state.kv.num_reserved
 
-    def encode(self, *arguments: object) -> NoReturn:
-        raise _no_passages()
+    def encode(self, token_ids: list[int], deadline_ms: float | None = None) -> GpuOperation:
+        return self._core.encode(
+            self._state, OperationRequest("encode", token_ids, deadline_ms))
 
     def attach(self, passages: Sequence[object], from_token: int) -> None:
-        if passages:
-            raise _no_passages()
+        for passage in passages:
+            if not isinstance(passage, GpuPassage) or passage.core is not self._core:
+                raise ConfigError("the passage was encoded by another engine, and its blocks lie "
+                                  "there; encode it with this engine")
+        self._core.attach(self._state, [p.passage for p in passages if isinstance(p, GpuPassage)],
+                          from_token)
 
     def truncate(self, num_tokens: int) -> None:
         self._core.truncate(self._state, num_tokens)
@@ -108,18 +117,28 @@ class GpuSequence:
 class GpuEngine:
     """The counterpart of ``_C.Engine``: ends its worker with its last reference."""
 
-    def __init__(self, core: Core, vocab_size: int) -> None:
+    def __init__(self, core: Core, vocab_size: int, passage_cache_bytes: int,
+                 level: str) -> None:
         self._core = core
         self._vocab_size = vocab_size
+        self.passage_cache_bytes = passage_cache_bytes
+        self.level = level  # of the device, as files of passages name it
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # also where the interpreter is being torn down
             self.close()
 
     def sequence(self, num_head_tokens: int = 0, num_reserved: int = 0) -> GpuSequence:
-        if num_reserved:
-            raise _no_passages()
-        return GpuSequence(self._core, self._core.open_sequence(), self._vocab_size)
+        state = self._core.open_sequence(num_head_tokens, num_reserved)
+        return GpuSequence(self._core, state, self._vocab_size)
+
+    def load_passage(self, file: _C.MappedFile, offset: int, size_bytes: int, head: list[int],
+                     tokens: list[int]) -> GpuPassage:
+        if not 0 <= offset <= file.data.size - size_bytes:
+            raise PassageFileError(f"{size_bytes} bytes at {offset} lie outside the file of "
+                                   f"{file.data.size} bytes")
+        data = file.data[offset : offset + size_bytes]
+        return GpuPassage(self._core, self._core.load_passage(head, tokens, data))
 
     def check_integrity(self) -> None:
         self._core.check_integrity()
@@ -129,9 +148,3 @@ class GpuEngine:
 
     def close(self) -> None:
         self._core.shutdown()
-
-
-def _no_passages() -> UnsupportedError:
-    return UnsupportedError(
-        "a GPU engine does not encode passages on their own yet: use a CPU engine, or the "
-        "placement 'prefix' or 'boundary'")

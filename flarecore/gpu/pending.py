@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from flarecore.errors import FlarecoreError
 
-__all__ = ["Pending"]
+__all__ = ["Pending", "milliseconds_since"]
+
+
+def milliseconds_since(begin: float) -> float:
+    """Since a moment of ``time.perf_counter``."""
+    return (time.perf_counter() - begin) * 1000.0
 
 
 class Pending:
@@ -25,6 +33,13 @@ class Pending:
         self._done = threading.Event()
         self._callbacks: list[Callable[[], object]] = []
         self._callback_lock = threading.Lock()
+
+    def _fill(self, token_ids: list[int], probs: list[float], beta: float) -> None:
+        """Tokens and confidences of the result."""
+        values = np.asarray(probs, dtype=np.float32)
+        self._result |= {
+            "token_ids": tuple(token_ids), "probs": values, "mask": values < np.float32(beta),
+            "min_prob": float(values.min()) if len(values) else 1.0}
 
     def is_done(self) -> bool:
         return self._done.is_set()

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from flarecore.errors import ConfigError, FlarecoreError
+from flarecore.gpu.adjustments import Adjuster, Adjustments
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.fused_sampler import FusedSampler
 from flarecore.gpu.mirrored import Mirrored
 from flarecore.reference.sampler import sample as reference_sample
 
 __all__ = ["INVALID_LOGITS", "RowRequest", "RowSampler", "RowSettings", "fill_settings",
-           "state_fields", "state_of", "token_flags_table"]
+           "history_fields", "progress_fields", "setting_fields", "state_fields", "state_of"]
 
 INVALID_LOGITS = ("the model produced NaN logits or no finite one: its weights or activations "
                   "overflow")
@@ -69,59 +70,61 @@ class RowSettings:
         return self.temperature > 0.0 and is_filter
 
 
-def state_fields(num_rows: int, capacity: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Fields of a `Mirrored` that holds a SamplerState of the kernels."""
+Fields = dict[str, tuple[Any, tuple[int, ...]]]  # of a Mirrored
+
+
+def progress_fields(num_rows: int) -> Fields:
+    """What moves on in a row and tells how far it is."""
+    return {"flags": (np.int32, (num_rows,)), "num_sampled": (np.int32, (num_rows,))}
+
+
+def setting_fields(num_rows: int) -> Fields:
+    """Settings of a row, and what moves on in it and matters on the device only."""
     rows = (num_rows,)
     return {
         "floats": (np.float32, (num_rows, 5)), "ints": (np.int64, (num_rows, 5)),
-        "positions": (np.int32, rows), "tokens": (np.int32, rows), "flags": (np.int32, rows),
-        "num_sampled": (np.int32, rows), "min_prob": (np.float32, rows),
-        "history_tokens": (np.int32, (num_rows, capacity)),
-        "history_probs": (np.float32, (num_rows, capacity)),
-        "history_flags": (np.uint8, (num_rows, capacity)),
+        "positions": (np.int32, rows), "tokens": (np.int32, rows), "min_prob": (np.float32, rows),
     }
 
 
-def state_of(mirrored: Mirrored) -> Any:
-    """The kernels' SamplerState over the device side of :func:`state_fields`."""
-    return load_kernels().sampling.SamplerState(**mirrored.device)
+def history_fields(num_rows: int, capacity: int) -> Fields:
+    """What was sampled."""
+    shape = (num_rows, capacity)
+    return {"history_tokens": (np.int32, shape), "history_probs": (np.float32, shape),
+            "history_flags": (np.uint8, shape)}
 
 
-def fill_settings(host: Mapping[str, Any], row: int, settings: RowSettings | None) -> None:
-    """Writes a row's settings into the host side; None: greedy."""
+def state_fields(num_rows: int, capacity: int) -> Fields:
+    """All fields of a SamplerState of the kernels."""
+    return {**setting_fields(num_rows), **progress_fields(num_rows),
+            **history_fields(num_rows, capacity)}
+
+
+def state_of(*parts: Mirrored) -> Any:
+    """The kernels' SamplerState over the device sides, which have its fields between them."""
+    fields = {name: tensor for part in parts for name, tensor in part.device.items()}
+    return load_kernels().sampling.SamplerState(**fields)
+
+
+def fill_settings(host: Mapping[str, Any], row: int, settings: RowSettings | None, *,
+                  halt_flags: int = 0, below: float = 0.0) -> None:
+    """Writes a row's settings into the host side; None: greedy.
+
+    `halt_flags` are TokenFlag bits that halt the row besides the usual ones, `below` is what
+    BELOW_THETA compares confidences with.
+    """
     flag = load_kernels().sampling.TokenFlag
-    halt = int(flag.INVALID | flag.FULL)
+    halt = int(flag.INVALID | flag.FULL) | halt_flags
     if settings is None:
-        host["floats"][row] = (0.0, 1.0, 0.0, 0.0, 0.0)
+        host["floats"][row] = (0.0, 1.0, 0.0, 0.0, below)
         host["ints"][row] = (0, 0, 0, 0, halt | int(flag.EOS))
         return
     if not settings.ignore_eos:
         halt |= int(flag.EOS)
     seed = settings.seed - 2 * _SIGN if settings.seed >= _SIGN else settings.seed
-    # β and θ are compared on the host: a decode may have them changed without another sampling.
-    host["floats"][row] = (settings.temperature, settings.top_p, settings.min_p, 0.0, 0.0)
+    host["floats"][row] = (settings.temperature, settings.top_p, settings.min_p, 0.0, below)
     host["ints"][row] = (seed, settings.stream, settings.pass_index,
                          min(settings.top_k, 1 << 18), halt)
-
-
-_MAY_END = (*(c.encode() for c in ".?!\n\r。！？…｡．؟۔।॥։።"), b"\x85")
-
-
-def token_flags_table(token_bytes: Sequence[bytes], eos: Sequence[int],
-                      device: torch.device) -> torch.Tensor:
-    """(vocab,) uint8 TokenFlag bits: end of text, and whether a sentence may end with the token.
-
-    A piece of a UTF-8 character may end one as well: what it belongs to is known on the host only.
-    """
-    flag = load_kernels().sampling.TokenFlag
-    table = np.zeros(len(token_bytes), np.uint8)
-    for token_id, text in enumerate(token_bytes):
-        is_piece = bool(text) and (text[-1] & 0xC0) == 0x80 and len(text) < 3
-        if is_piece or any(mark in text for mark in _MAY_END):
-            table[token_id] = int(flag.MAY_END)
-    for token_id in eos:
-        table[token_id] |= int(flag.EOS)
-    return torch.from_numpy(table).to(device)
 
 
 @dataclass(frozen=True)
@@ -137,13 +140,20 @@ class RowRequest:
     history: Sequence[int] = ()
     given: int | None = None
 
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether it is sampled from other logits than the raw ones."""
+        settings = self.settings if self.given is None else None
+        return settings is not None and settings.adjusts_logits
+
 
 class RowSampler:
-    """Samples or scores the rows of a verification pass."""
+    """Samples or scores the rows of a verification pass; `adjuster` is of its most rows."""
 
-    def __init__(self, sampler: FusedSampler, device: torch.device, *,
+    def __init__(self, sampler: FusedSampler, device: torch.device, adjuster: Adjuster, *,
                  use_reference: bool) -> None:
         self._sampler = sampler
+        self._adjuster = adjuster
         self._device = device
         self._use_reference = use_reference
 
@@ -157,16 +167,16 @@ class RowSampler:
         state.upload()
         self._sampler(
             logits, state_of(state), choice_logits=self._choice_logits(logits, requests),
-            filters=any(r.settings is not None and r.settings.has_filters for r in requests))
+            filters=any(r.settings is not None and r.settings.has_filters for r in requests),
+            adjustments=self._adjustments(requests))
         state.download()
         return state
 
     def _choice_logits(self, logits: torch.Tensor,
                        requests: Sequence[RowRequest]) -> torch.Tensor | None:
         """What to choose from where that differs from the raw logits."""
-        changed = [r.given is not None or (r.settings is not None and r.settings.adjusts_logits)
-                   for r in requests]
-        if not any(changed):
+        adjusts_here = not self._sampler.adjusts
+        if not any(r.given is not None or (adjusts_here and r.is_adjusted) for r in requests):
             return None
         choice = logits.clone()
         for row, request in enumerate(requests):
@@ -174,9 +184,20 @@ class RowSampler:
                 # The sampler then gives the confidence of this token, with its own bits.
                 choice[row].fill_(float("-inf"))
                 choice[row, request.given] = 0.0
-            elif request.settings is not None and request.settings.adjusts_logits:
+            elif adjusts_here and request.settings is not None and request.is_adjusted:
                 _adjust(choice[row], request.settings, request.history)
         return choice
+
+    def _adjustments(self, requests: Sequence[RowRequest]) -> Adjustments | None:
+        """For the sampler that makes them itself."""
+        if not self._sampler.adjusts or not any(r.is_adjusted for r in requests):
+            return None
+        settings = [r.settings if r.is_adjusted else None for r in requests]
+        return self._adjuster.make(
+            [1.0 if s is None else s.repetition_penalty for s in settings],
+            [() if s is None or s.repetition_penalty == 1.0 else r.history
+             for s, r in zip(settings, requests, strict=True)],
+            [{} if s is None else s.logit_bias for s in settings])
 
     def results(self, state: Mirrored, logits: torch.Tensor,
                 requests: Sequence[RowRequest]) -> list[tuple[int, float]]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flarecore.errors import ConfigError, ContextOverflowError, FlarecoreError
-from flarecore.gpu.decode_run import RunRequest
 from flarecore.gpu.kv_cache import KvSequence
 from flarecore.gpu.row_sampling import RowRequest, RowSettings
+from flarecore.gpu.run_bucket import RunRequest
 
 if TYPE_CHECKING:
     from flarecore.gpu.operation import GpuOperation
 
 __all__ = ["HeldTokens", "OperationRequest", "Sampled", "SequenceState", "StepLimits", "StepPart",
-           "check_request"]
+           "check_ids", "check_request"]
 
 Sampled = tuple[int, float]  # token and confidence
 
@@ -44,7 +45,10 @@ class SequenceState:
 
 @dataclass(frozen=True)
 class OperationRequest:
-    """What to do; `kind` is "extend", "decode" or "score", the rest as for the native core."""
+    """What to do; `kind` is "extend", "decode", "score" or "encode" (a passage).
+
+    The rest is as for the native core.
+    """
 
     kind: str
     token_ids: list[int]
@@ -62,20 +66,25 @@ class OperationRequest:
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Most prefill rows and decode rows that an operation may feed in a step, and decode steps.
+    """Most prefill rows and decode rows that an operation may feed in a step, and steps of a run.
 
-    None of them depends on what else runs: it would show in a prefill's last bits.
+    The rows do not depend on what else runs: it would show in a prefill's last bits. A run has up
+    to `replay_steps` steps beside other work and `run_steps` where all operations have runs; with
+    `run_steps` 1 there are no runs, every token goes through a verification pass.
     """
 
     prefill_rows: int
     decode_rows: int
+    replay_steps: int
     run_steps: int
-    can_run: bool = True  # False: every token through a verification pass (reference sampler)
 
 
 @dataclass
 class StepPart:
-    """One operation's share of a step: prefill rows, then decode rows or a run of steps."""
+    """One operation's share of a step: prefill rows, then decode rows or a run of steps.
+
+    The last decode rows are sampled or scored, one for each of `row_requests`.
+    """
 
     operation: GpuOperation
     position: int  # of the first row
@@ -84,11 +93,29 @@ class StepPart:
     row_ids: list[int] = field(default_factory=list)
     row_requests: list[RowRequest] = field(default_factory=list)
     run: RunRequest | None = None
+    num_run_rows: int = 0  # of the run, once it is over: steps that sampled a token
     error: FlarecoreError | None = None
 
     @property
     def num_rows(self) -> int:
         return len(self.prefill_ids) + len(self.row_ids)
+
+    @property
+    def row_position(self) -> int:
+        """Of the first decode row."""
+        return self.position + len(self.prefill_ids)
+
+    @property
+    def num_unread(self) -> int:
+        """Decode rows before those that are sampled or scored."""
+        return len(self.row_ids) - len(self.row_requests)
+
+
+def check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises ConfigError if an id is not in the vocabulary."""
+    bad = next((i for i in token_ids if not 0 <= i < vocab_size), None)
+    if bad is not None:
+        raise ConfigError(f"token id {bad} is not in the vocabulary of {vocab_size} tokens")
 
 
 def check_request(sequence: SequenceState, request: OperationRequest, vocab_size: int,
@@ -103,15 +130,17 @@ def check_request(sequence: SequenceState, request: OperationRequest, vocab_size
         The tokens do not fit into the context.
     """
     for ids in (request.token_ids, request.proposal, request.lookup):
-        bad = next((i for i in ids if not 0 <= i < vocab_size), None)
-        if bad is not None:
-            raise ConfigError(f"token id {bad} is not in the vocabulary of {vocab_size} tokens")
+        check_ids(ids, vocab_size)
+    reserved = sequence.kv.num_reserved
+    context_length -= reserved
     total = len(sequence.tokens) + len(request.token_ids)
     decodes = request.kind == "decode"
     if total + decodes > context_length:
         raise ContextOverflowError(
             f"{total} tokens{' and one more to decode' if decodes else ''} do not fit into the "
-            f"context of {context_length} tokens; shorten the prompt or the evidence")
+            f"context of {context_length} tokens"
+            f"{' (reserved positions left out)' if reserved else ''}; shorten the prompt or the "
+            "evidence")
     if request.kind == "score" and not sequence.tokens:
         raise ConfigError("score() needs a token before the first scored one; extend the sequence "
                           "first")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from flarecore.gpu.decode_run import DecodeRunner, RunResult
+from flarecore.gpu.decode_run import DecodeRun, DecodeRunner
+from flarecore.gpu.device import load_kernels
 from flarecore.gpu.forward import Forward, Rows
 from flarecore.gpu.mirrored import Mirrored
+from flarecore.gpu.passages import PassageView, bucket_width, fill_table, table_fields
 from flarecore.gpu.row_sampling import RowSampler
+from flarecore.gpu.run_bucket import RunResult
 from flarecore.gpu.state import Sampled, StepPart
 
 __all__ = ["Stepper", "make_rows"]
@@ -23,31 +27,56 @@ _interpreter_lock = threading.Lock()
 
 
 def make_rows(
-    segments: Sequence[tuple[int, Sequence[int], Sequence[int]]], forward: Forward
+    segments: Sequence[tuple[int, Sequence[int], Sequence[int]]], forward: Forward,
+    num_unread: Sequence[int] = (), views: Sequence[PassageView | None] = ()
 ) -> Rows:
-    """Rows on the device of (position of the first token, token ids, blocks) per sequence."""
+    """Rows on the device of (position of the first token, token ids, blocks) per sequence.
+
+    `num_unread`: how many rows of each come before those whose logits are wanted. `views`: what
+    each reserves and sees besides.
+    """
     counts = [len(ids) for _, ids, _ in segments]
     num_rows, num_sequences = sum(counts), len(segments)
     width = max(len(blocks) for _, _, blocks in segments)
     fields = Mirrored({
         "token_ids": (np.int32, (num_rows,)), "positions": (np.int32, (num_rows,)),
         "table_rows": (np.int32, (num_rows,)), "query_begin": (np.int32, (num_sequences + 1,)),
-        "block_table": (np.int32, (num_sequences, width))}, forward.device)
+        "block_table": (np.int32, (num_sequences, width)),
+        "logit_rows": (np.int32, (num_rows - sum(num_unread),))}, forward.device)
     host = fields.host
     host["query_begin"][1:] = np.cumsum(counts)
     host["block_table"][:] = -1
     begin = 0
+    wanted: list[int] = []
     for index, (position, ids, blocks) in enumerate(segments):
         rows = slice(begin, begin + len(ids))
+        if num_unread:
+            wanted += range(begin + num_unread[index], begin + len(ids))
         host["token_ids"][rows] = ids
         host["positions"][rows] = np.arange(position, position + len(ids))
         host["table_rows"][rows] = index
         host["block_table"][index, : len(blocks)] = blocks
         begin += len(ids)
+    is_gathered = len(wanted) < num_rows and bool(num_unread)
+    if is_gathered:
+        host["logit_rows"][:] = wanted
     fields.upload()
+    logit_rows = fields.device.pop("logit_rows")
     longest = max(position + len(ids) for position, ids, _ in segments)
     return Rows(**fields.device, max_query_rows=max(counts),
-                max_context=forward.context_bucket(longest))
+                max_context=forward.context_bucket(longest),
+                logit_rows=logit_rows if is_gathered else None,
+                passages=_passage_table(views, forward))
+
+
+def _passage_table(views: Sequence[PassageView | None], forward: Forward) -> Any:
+    width = bucket_width(views)
+    if not width:
+        return None
+    table = Mirrored(table_fields(len(views), width), forward.device)
+    fill_table(table, views)
+    table.upload()
+    return load_kernels().attention.PassageTable(**table.device)
 
 
 class Stepper:
@@ -57,6 +86,11 @@ class Stepper:
     ----------
     is_deterministic
         Prefill rows run as decode rows: in the same products and the same order of attention.
+
+    Attributes
+    ----------
+    num_waits
+        How often the host has waited for the device: once a step.
     """
 
     def __init__(self, forward: Forward, sampler: RowSampler, runner: DecodeRunner,
@@ -64,7 +98,8 @@ class Stepper:
         self.forward = forward
         self.runner = runner
         self.sampler = sampler
-        self.copy_block = forward.kv.copy_block
+        self.copy_blocks = forward.kv.copy_blocks
+        self.num_waits = 0
         self._is_deterministic = is_deterministic
         self._is_cuda = forward.device.type == "cuda"
         self._stream: Any = None
@@ -83,38 +118,55 @@ class Stepper:
             with torch.cuda.device(self.forward.device), torch.cuda.stream(self._stream):
                 yield
 
-    def step(self, parts: Sequence[StepPart]) -> list[tuple[list[Sampled], RunResult | None]]:
-        """Sampled or scored rows, and the run, of each part; the first ones of `row_requests`."""
+    def step(self, parts: Sequence[StepPart], is_wanted: Callable[[], bool],
+             ) -> list[tuple[list[Sampled], RunResult | None]]:
+        """Sampled or scored rows, and the run, of each part.
+
+        Runs go on until they have to stop, or at the end of a replay if `is_wanted`.
+        """
         with contextlib.nullcontext() if self._is_cuda else _interpreter_lock:
             for part in parts:
                 if part.prefill_ids:
                     self._prefill(part)
             finish_rows = self._verify([part for part in parts if part.row_ids])
-            finish_runs = self._run([part for part in parts if part.run is not None])
-            if self._stream is not None:
-                self._stream.synchronize()
-            rows, runs = finish_rows(), finish_runs()
-        return [(rows.get(id(part), []), runs.get(id(part))) for part in parts]
+            runs = [part for part in parts if part.run is not None]
+            run = self._run(runs, is_wanted) if runs else None
+            self._wait()
+            rows = finish_rows()
+            results = {} if run is None else {
+                id(part): result for part, result in zip(runs, run.results(), strict=True)}
+        return [(rows.get(id(part), []), results.get(id(part))) for part in parts]
+
+    def _wait(self) -> None:
+        self.num_waits += 1
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _prefill(self, part: StepPart) -> None:
-        blocks = part.operation.sequence.kv.blocks
+        kv = part.operation.sequence.kv
+        blocks, views = kv.blocks, [kv.view]
         if not self._is_deterministic:
-            self.forward.prefill(
-                make_rows([(part.position, part.prefill_ids, blocks)], self.forward))
+            self.forward.prefill(make_rows([(part.position, part.prefill_ids, blocks)],
+                                           self.forward, views=views))
             return
         chunk = self.forward.max_decode_rows
         for begin in range(0, len(part.prefill_ids), chunk):
             ids = part.prefill_ids[begin : begin + chunk]
-            rows = make_rows([(part.position + begin, ids, blocks)], self.forward)
+            rows = make_rows([(part.position + begin, ids, blocks)], self.forward, views=views)
             self.forward.decode(rows, with_logits=False)
 
     def _verify(self, parts: Sequence[StepPart]) -> Callable[[], dict[int, list[Sampled]]]:
         """Queues the pass; what is returned reads its results after a synchronise."""
         if not parts:
             return dict
-        rows = make_rows([(part.row_requests[0].position, part.row_ids,
-                           part.operation.sequence.kv.blocks) for part in parts], self.forward)
+        rows = make_rows(
+            [(part.row_position, part.row_ids, part.operation.sequence.kv.blocks)
+             for part in parts], self.forward, [part.num_unread for part in parts],
+            [part.operation.sequence.kv.view for part in parts])
         requests = [request for part in parts for request in part.row_requests]
+        if not requests:  # nothing but held tokens whose keys and values were missing
+            self.forward.decode(rows, with_logits=False)
+            return dict
         logits = self.forward.decode(rows)
         state = self.sampler.launch(logits, requests)
 
@@ -122,21 +174,16 @@ class Stepper:
             sampled = self.sampler.results(state, logits, requests)
             out, begin = {}, 0
             for part in parts:
-                out[id(part)] = sampled[begin : begin + len(part.row_ids)]
-                begin += len(part.row_ids)
+                out[id(part)] = sampled[begin : begin + len(part.row_requests)]
+                begin += len(part.row_requests)
             return out
 
         return finish
 
-    def _run(self, parts: Sequence[StepPart]) -> Callable[[], dict[int, RunResult]]:
-        """Queues the runs; likewise."""
-        requests = [part.run for part in parts if part.run is not None]
-        if not requests:
-            return dict
-        bucket = self.runner.launch(requests)
-
-        def finish() -> dict[int, RunResult]:
-            results = self.runner.results(bucket, requests)
-            return {id(part): result for part, result in zip(parts, results, strict=True)}
-
-        return finish
+    def _run(self, parts: Sequence[StepPart], is_wanted: Callable[[], bool]) -> DecodeRun:
+        """All steps of the runs, queued; their results are there after a synchronise."""
+        run = self.runner.launch([part.run for part in parts if part.run is not None])
+        while not run.advance(is_wanted):
+            time.sleep(0)  # other threads' turn; the device reports every step
+        run.collect()
+        return run

@@ -1,14 +1,16 @@
-"""Weights of a decoder as torch tensors.
+"""Weights of a decoder in device memory.
 
-Matrices that read the same input lie in one tensor (queries, keys and values; gate and up), so
-that one product serves them all. Values come dequantised from a `TensorSource`, by GGUF names and
-in GGUF's row order; another file format joins by naming its tensors the same way.
+Matrices that read the same input lie in one matrix (queries, keys and values; gate and up), so that
+one product serves them all; where a file has them in different types, one product for each run of
+equal ones. A matrix that the model holds quantised stays so (`GpuOptions.weights`); everything else
+becomes a tensor of the compute type. Both come from the native model, by GGUF names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -17,10 +19,11 @@ import torch
 
 from flarecore import _C
 from flarecore.errors import ModelFileError, UnsupportedError
+from flarecore.gpu.matrices import Groups, Matrix, Part, quantized_matrix, stack
 from flarecore.gpu.shape import DecoderShape
 
-__all__ = ["DTYPES", "CheckpointSource", "DecoderWeights", "GgufSource", "LayerWeights", 
-           "TensorSource", "load_weights"]
+__all__ = ["DTYPES", "DecoderWeights", "LayerWeights", "ModelSource", "TensorSource",
+           "load_weights"]
 
 # Names that `Engine(compute=...)` takes on a GPU.
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -30,130 +33,139 @@ class TensorSource(Protocol):
     """Where weights come from."""
 
     def names(self) -> set[str]:
-        """Every tensor of the file, by its GGUF name."""
+        """Every tensor, by its GGUF name."""
         ...
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
-        """The values, matrices as (outputs, inputs). KeyError if there is none of that name."""
+        """The values, matrices as (outputs, inputs). ModelFileError if there is no such tensor."""
+        ...
+
+    def groups(self, name: str) -> Groups | None:
+        """The stored numbers of a quantised matrix; None if it is none."""
         ...
 
 
-class GgufSource:
-    """Tensors of a GGUF file, through the native reader."""
+class ModelSource:
+    """Tensors of an opened model, quantised at load if it was asked to."""
 
-    def __init__(self, path: str) -> None:
-        self._tensors = {tensor.name: tensor for tensor in _C.GgufFile(path).tensors}
-
-    def names(self) -> set[str]:
-        return set(self._tensors)
-
-    def read(self, name: str) -> npt.NDArray[np.float32]:
-        return self._tensors[name].to_float32()
-
-
-class CheckpointSource:
-    """Tensors of safetensors files.
-
-    Parameters
-    ----------
-    files
-        The opened files.
-    places
-        GGUF name -> number of the file and name in it.
-    vector_offset
-        Added to norm weights: 1 where the files hold weight - 1 (Gemma).
-    """
-
-    def __init__(self, files: Sequence[_C.SafetensorsFile],
-                 places: Mapping[str, tuple[int, str]], vector_offset: float = 0.0) -> None:
-        by_name = [{tensor.name: tensor for tensor in file.tensors} for file in files]
-        self._tensors = {name: by_name[number][inside]
-                         for name, (number, inside) in places.items()}
-        self._vector_offset = np.float32(vector_offset)
+    def __init__(self, native: _C.Model) -> None:
+        self._native = native
 
     def names(self) -> set[str]:
-        return set(self._tensors)
+        return set(self._native.tensor_names())
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
-        values = self._tensors[name].to_float32()
-        return values + self._vector_offset if values.ndim == 1 else values
+        return self._native.tensor_values(name)
+
+    def groups(self, name: str) -> Groups | None:
+        return self._native.tensor_groups(name)
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Norm weights are float32 vectors, matrices (outputs, inputs) in the model's dtype.
+    """One layer. Norm weights are float32 vectors, matrices (outputs, inputs).
 
     ``qkv`` has the rows of queries, then keys, then values; ``gate_up`` those of gate, then up.
     """
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
-    output: torch.Tensor
+    qkv: Matrix
+    output: Matrix
     ffn_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Matrix
+    down: Matrix
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     attention_post_norm: torch.Tensor | None = None
     ffn_post_norm: torch.Tensor | None = None
 
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All weights; ``head`` is ``embedding`` itself where they are tied. Both (vocab, hidden)."""
+    """All weights; ``head`` is ``embedding`` itself where they are tied. Both (vocab, hidden).
 
-    embedding: torch.Tensor
+    `dtype` is that of activations, and of matrices that are tensors.
+    """
+
+    embedding: Part
     layers: tuple[LayerWeights, ...]
     output_norm: torch.Tensor
-    head: torch.Tensor
+    head: Part
+    dtype: torch.dtype
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
+    def matrices(self) -> Iterator[Matrix]:
+        """All that rows are multiplied with."""
+        for layer in self.layers:
+            yield from layer.matrices
+        yield self.head
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all matrices and vectors."""
-        tensors = {id(self.embedding): self.embedding, id(self.head): self.head,
-                   id(self.output_norm): self.output_norm}
+        found: dict[int, Matrix] = {
+            id(m): m for m in (self.embedding, self.head, self.output_norm)}
         for layer in self.layers:
-            tensors |= {id(t): t for t in vars(layer).values() if t is not None}
-        return sum(t.numel() * t.element_size() for t in tensors.values())
+            found |= {id(m): m for m in vars(layer).values() if m is not None}
+        return sum(m.nbytes for m in found.values())
 
 
+@dataclass
 class _Loader:
     """Takes tensors by name, checks their shape and remembers what was taken."""
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device) -> None:
-        self.source = source
-        self.dtype = dtype
-        self.device = device
-        self.taken: set[str] = set()
+    source: TensorSource
+    dtype: torch.dtype
+    device: torch.device
+    keeps_quantized: bool
+    taken: set[str] = field(default_factory=set)
+
+    def _check(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if found != shape:
+            raise ModelFileError(f"tensor {name} has the shape {found}, expected {shape}")
+        self.taken.add(name)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-        try:
-            values = self.source.read(name)
-        except KeyError:
-            raise ModelFileError(f"the model has no tensor {name}") from None
-        while values.ndim > len(shape) and values.shape[0] == 1:
-            values = values[0]
-        if values.shape != shape:
-            raise ModelFileError(
-                f"tensor {name} has the shape {values.shape}, expected {shape}")
-        self.taken.add(name)
+        values = self.source.read(name)
+        self._check(name, values.shape, shape)
         return values
 
-    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> torch.Tensor:
-        """Matrices of so many rows each, one below the other."""
-        out = torch.empty((sum(rows), columns), dtype=self.dtype, device=self.device)
+    def _dense(self, names: Sequence[tuple[str, int]], columns: int) -> torch.Tensor:
+        """Values of matrices with so many rows, one below the other."""
+        rows = sum(num_rows for _, num_rows in names)
+        out = torch.empty((rows, columns), dtype=self.dtype, device=self.device)
         begin = 0
-        for name, num_rows in zip(names, rows, strict=True):
+        for name, num_rows in names:
             values = torch.from_numpy(self._read(name, (num_rows, columns)))
             if self.dtype == torch.float16:  # as the CPU: what overflows becomes the largest value
                 values = values.clamp(-65504.0, 65504.0)
             out[begin : begin + num_rows].copy_(values)
             begin += num_rows
         return out
+
+    def _quantized(self, name: str, num_rows: int, columns: int) -> Groups | None:
+        groups = self.source.groups(name) if self.keeps_quantized else None
+        if groups is not None:
+            self._check(name, groups[1].shape, (num_rows, columns))
+        return groups
+
+    def parts(self, names: Sequence[str], rows: Sequence[int], columns: int) -> list[Part]:
+        """Matrices of so many rows each; runs of one type together, one below the other."""
+        parts: list[Part] = []
+        loaded = [(name, num_rows, self._quantized(name, num_rows, columns))
+                  for name, num_rows in zip(names, rows, strict=True)]
+        for kind, run in itertools.groupby(loaded, lambda item: item[2] and item[2][0]):
+            if kind is None:
+                parts.append(self._dense([(name, n) for name, n, _ in run], columns))
+            else:
+                parts.append(quantized_matrix([g for _, _, g in run if g], self.device))
+        return parts
+
+    def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Matrix:
+        return stack(self.parts(names, rows, columns))
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         return torch.from_numpy(self._read(name, (size,))).to(self.device)
@@ -181,9 +193,21 @@ def _load_layer(loader: _Loader, shape: DecoderShape, index: int) -> LayerWeight
 
 
 def load_weights(
-    source: TensorSource, shape: DecoderShape, dtype: torch.dtype, device: torch.device
+    source: TensorSource, shape: DecoderShape, dtype: torch.dtype, device: torch.device, *,
+    keeps_quantized: bool = True,
 ) -> DecoderWeights:
-    """Dequantise a whole model onto a device.
+    """Bring a whole model onto a device.
+
+    Parameters
+    ----------
+    source, shape
+        The model.
+    dtype
+        Of matrices that are not quantised, and of activations.
+    device
+        Where to.
+    keeps_quantized
+        Quantised matrices stay as they are; False dequantises them to `dtype`.
 
     Raises
     ------
@@ -192,17 +216,17 @@ def load_weights(
     UnsupportedError
         The file has tensors that the forward pass does not use.
     """
-    loader = _Loader(source, dtype, device)
+    loader = _Loader(source, dtype, device, keeps_quantized)
     vocab, hidden = shape.vocab_size, shape.hidden_size
-    embedding = loader.matrix(["token_embd.weight"], [vocab], hidden)
+    (embedding,) = loader.parts(["token_embd.weight"], [vocab], hidden)
     head = embedding
     if not shape.tied_head:
-        head = loader.matrix(["output.weight"], [vocab], hidden)
+        (head,) = loader.parts(["output.weight"], [vocab], hidden)
     weights = DecoderWeights(
         embedding=embedding,
         layers=tuple(_load_layer(loader, shape, i) for i in range(shape.num_layers)),
         output_norm=loader.vector("output_norm.weight", hidden),
-        head=head)
+        head=head, dtype=dtype)
     # The divisors of Llama 3's RoPE are read with the shape.
     left = source.names() - loader.taken - {"rope_freqs.weight"}
     if left:

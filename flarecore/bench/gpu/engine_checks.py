@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -63,15 +63,17 @@ class EngineChecks:
         Of the GPU engine.
     tolerance
         Of a probability against the CPU engine in float32.
+    quantize
+        As for :meth:`flarecore.Model.load`, on both engines.
     """
 
     def __init__(self, settings: Settings, path: Path, compute: str, tolerance: float,
-                 num_tokens: int) -> None:
+                 num_tokens: int, quantize: str | None = None) -> None:
         self.compute = compute
         self.tolerance = tolerance
         self.num_tokens = num_tokens
-        self.model = Model.load(str(path), device=settings.device)
-        self.cpu_model = Model.load(str(path))
+        self.model = Model.load(str(path), device=settings.device, quantize=quantize)
+        self.cpu_model = Model.load(str(path), quantize=quantize)
         ids = self.model.tokenizer.encode(
             "The lighthouse of Marrow Point stands on the north coast of the island. It was built "
             "by a mason whose name is known from one letter only.")
@@ -126,13 +128,15 @@ class EngineChecks:
     def company(self) -> str:
         with self.warm_engine() as engine:
             alone = _bits(self.decode(engine))
-            sequences = [engine.sequence(self.prompt[: len(self.prompt) - i]) for i in range(5)]
+            num_sequences = 3 if self.is_quick else 5
+            sequences = [engine.sequence(self.prompt[: len(self.prompt) - i])
+                         for i in range(num_sequences)]
             operations = [s.decode_async(self.num_tokens, **_DECODE) for s in sequences]
             together = [_bits(operation.result()) for operation in operations]
             _require_equal([alone, together[0]], "in a batch")
             for sequence in sequences:
                 sequence.close()
-            return "alone and among five"
+            return f"alone and among {num_sequences}"
 
     def twins(self) -> str:
         """Graphs or direct calls, long or short runs, either sampler."""
@@ -140,13 +144,26 @@ class EngineChecks:
         variants: list[tuple[str, dict[str, Any]]] = [
             ("graphs", {}), ("direct", {"gpu": GpuOptions(graphs=False, max_batch_rows=32)}),
             ("3 steps", {"gpu": GpuOptions(steps_per_replay=3, max_batch_rows=32)}),
+            ("one step at a time", {"gpu": GpuOptions(steps_per_run=1, max_batch_rows=32)}),
             ("triton", {"sampler": "triton"})]
-        for name, options in variants[1:3] if self.is_quick else variants:
+        for name, options in variants[1:4] if self.is_quick else variants:
             with self.engine(**options) as engine:
                 found.append(_bits(self.decode(engine)))
                 names.append(name)
         _require_equal(found, ", ".join(names))
         return ", ".join(names)
+
+    def runs(self) -> str:
+        """The host waits once for a whole decode; what ends it is found on the device."""
+        with self.warm_engine() as engine:
+            stepper = cast(Any, engine._native)._core._setup.stepper
+            before, replays = stepper.num_waits, stepper.runner.num_replays
+            decoded = self.decode(engine)
+            waits = stepper.num_waits - before
+            if waits > 2:  # the rest of a prompt that is cached may take a step of its own
+                raise AssertionError(f"waited {waits} times for {self.num_tokens} tokens")
+            return (f"{len(decoded.token_ids)} tokens, {waits} wait(s), "
+                    f"{stepper.runner.num_replays - replays} replays")
 
     def deterministic_prefill(self) -> str:
         found = []
@@ -169,16 +186,60 @@ class EngineChecks:
         return f"other chunks move a confidence by {worst:.1e} at most"
 
     def kv_operations(self) -> str:
-        with self.engine() as engine, engine.sequence(self.prompt) as sequence:
-            saved, fork = sequence.checkpoint(), sequence.fork()
-            first = _bits(sequence.decode(self.num_tokens, **_DECODE))
-            sequence.truncate(3)
-            sequence.rollback(saved)
-            again = _bits(sequence.decode(self.num_tokens, **_DECODE))
-            with fork:
-                _require_equal([first, again, _bits(fork.decode(self.num_tokens, **_DECODE))],
-                               "decode, after a rollback, in a fork")
-            return "decode, rollback, fork"
+        """Also with a penalty, whose sets of tokens are filled on the device; and torch's twins."""
+        penalised = {**_DECODE, "sampling": SamplingParams(
+            temperature=1.0, seed=3, repetition_penalty=1.3, logit_bias={7: 1.0})}
+        found = []
+        for ops in ("auto", "torch"):
+            gpu = GpuOptions(device_ops=ops, max_batch_rows=32)
+            with self.engine(gpu=gpu) as engine, engine.sequence(self.prompt) as sequence:
+                saved, fork = sequence.checkpoint(), sequence.fork()
+                first = _bits(sequence.decode(self.num_tokens, **_DECODE))
+                sequence.truncate(3)
+                sequence.rollback(saved)
+                again = _bits(sequence.decode(self.num_tokens, **_DECODE))
+                with fork:
+                    _require_equal([first, again, _bits(fork.decode(self.num_tokens, **_DECODE))],
+                                   "decode, after a rollback, in a fork")
+                sequence.rollback(saved)
+                plain = sequence.decode(self.num_tokens, **penalised)
+                sequence.rollback(saved)
+                proposed = sequence.decode(
+                    self.num_tokens, proposal=plain.token_ids, **penalised)
+                _require_equal([_bits(plain), _bits(proposed)], "with a penalty, and proposed")
+                found.append((first, _bits(plain)))
+        _require_equal(found, "block copies and seen tokens by the module and by torch")
+        return "decode, rollback, fork, penalty; the module's copies and torch's"
+
+    def passages(self) -> str:
+        """Attached passages: near the CPU engine's, and the same bits in a fork and a batch."""
+        half = len(self.prompt) // 2
+        texts = [[*self.prompt[half:], 5], self.prompt[1:half]]
+        found = []
+        with self.engine() as engine, Engine(self.cpu_model, compute="float32") as cpu:
+            tokens: tuple[int, ...] = ()
+            for one in (engine, cpu):
+                with one.sequence(self.prompt, num_head_tokens=3, num_reserved=64) as sequence:
+                    sequence.attach([sequence.encode_passage(ids) for ids in texts])
+                    forks = [sequence.fork() for _ in range(2)] if one is engine else []
+                    running = [fork.decode_async(self.num_tokens, **_DECODE) for fork in forks]
+                    together = [_bits(operation.result()) for operation in running]
+                    if one is engine:
+                        alone = sequence.decode(self.num_tokens, **_DECODE)
+                        _require_equal([_bits(alone), *together], "alone, and two forks at once")
+                        tokens = alone.token_ids
+                        sequence.truncate(len(self.prompt))
+                    found.append(sequence.score(tokens).probs)
+                    for fork in forks:
+                        fork.close()
+            with engine.sequence(self.prompt) as plain:
+                without = plain.score(tokens).probs
+        worst = float(np.abs(found[0] - found[1]).max())
+        if worst > self.tolerance:
+            raise AssertionError(f"a confidence is off by {worst:.3g}")
+        if np.array_equal(found[0], without):
+            raise AssertionError("the passages change nothing")
+        return f"off by at most {worst:.1e}; a fork and a batch have the same bits"
 
     def loop(self) -> str:
         """FLARE with and without graphs; whether the CPU's answer is the same is a remark."""
@@ -194,6 +255,29 @@ class EngineChecks:
         return (f"{len(answers[0].trace.sentences)} sentences, "
                 f"{'the same as' if is_same else 'another answer than'} the CPU's")
 
+    def dense_twin(self) -> str:
+        """Confidences of one text with the weights as they are stored, and dequantised."""
+        probs, sizes = [], []
+        for weights in ("stored", "dense"):
+            options = GpuOptions(weights=weights, max_batch_rows=32)
+            with self.engine(gpu=options) as engine, engine.sequence(self.prompt) as sequence:
+                probs.append(sequence.score(self.prompt[:12]).probs)
+                sizes.append(engine.stats().weights_size_bytes)
+        worst = float(np.abs(probs[0] - probs[1]).max())
+        if worst > self.tolerance or sizes[0] >= sizes[1]:
+            raise AssertionError(f"a confidence is off by {worst:.3g}; {sizes[0]} bytes of weights "
+                                 f"where the dense twin has {sizes[1]}")
+        return f"off by at most {worst:.1e}, {sizes[0]} bytes instead of {sizes[1]}"
+
+    def run_quantized(self, report: Report, name: str) -> None:
+        """What other products may change."""
+        checks = [("against the CPU engine", self.against_the_cpu),
+                  ("alone and in a batch: bits", self.company),
+                  ("against the dense twin", self.dense_twin),
+                  ("speculation on and off: bits", self.speculation)]
+        for title, test in checks[:3] if self.is_quick else checks:
+            report.check(name, title, test)
+
     def run(self, report: Report, name: str) -> None:
         """All checks, in rows of this name."""
         for title, test in (
@@ -201,9 +285,11 @@ class EngineChecks:
             ("speculation on and off: bits", self.speculation),
             ("alone and in a batch: bits", self.company),
             ("graphs, runs, samplers: bits", self.twins),
+            ("runs: waits of the host", self.runs),
             ("deterministic prefill: bits", self.deterministic_prefill),
             ("default prefill: tolerance", self.default_prefill),
             ("rollback and fork: bits", self.kv_operations),
+            ("attached passages: bits", self.passages),
             ("FLARE loop", self.loop),
         ):
             report.check(name, title, test)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flarecore.bench.gpu.quantized_checks import check_quantized
 from flarecore.bench.gpu.report import Report, Settings
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.fused_sampler import TritonSampler, choose_sampler
@@ -167,6 +168,7 @@ def check_kernels(report: Report) -> None:
     report.check("kernels", "RMSNorm + residual", lambda: _check_norm(settings))
     report.check("kernels", "SwiGLU", lambda: _check_activation(settings))
     report.check("kernels", "RoPE + store, both attentions", lambda: _check_attention(settings))
+    check_quantized(report)
     vocabularies = (32000, 49152, 128256, 262144) if settings.is_cuda else (1500,)
     names = ["triton"]
     flags = torch.zeros(8, dtype=torch.uint8, device=settings.torch_device)

@@ -108,6 +108,8 @@ def _run_engine_checks(report: Report, folder: Path) -> None:
     compute, tolerance, num_tokens = ("float16", 2e-2, 24) if settings.is_cuda else (
         "float32", 1e-4, 3)
     EngineChecks(settings, path, compute, tolerance, num_tokens).run(report, "engine, tiny")
+    EngineChecks(settings, path, compute, tolerance, num_tokens, quantize="q4").run_quantized(
+        report, "tiny, q4")
     smollm2 = _smollm2() if settings.is_cuda else None
     if smollm2 is not None:
         EngineChecks(settings, smollm2, "bfloat16", 0.1, 24).run(report, "SmolLM2")
@@ -116,6 +118,7 @@ def _run_engine_checks(report: Report, folder: Path) -> None:
 
 
 def _run_timings(report: Report, folder: Path) -> None:
+    from flarecore.bench.gpu.quantized_checks import measure_quantized
     from flarecore.bench.gpu.shapes import SHAPES, write_random_model
     from flarecore.bench.gpu.timings import (
         measure_engine,
@@ -127,9 +130,13 @@ def _run_timings(report: Report, folder: Path) -> None:
     settings = report.settings
     limits = measure_limits(report)
     measure_samplers(report)
+    _guarded(report, "products",
+             lambda: measure_quantized(report, limits.copy_bytes_per_s))
     names = [name for name in SHAPES if (name != "tiny") == settings.is_cuda]
     for name in names[:1] if settings.is_quick else names:
-        _guarded(report, name, functools.partial(measure_shape, report, name, limits))
+        for quantize in (None,) if name == "SmolLM2-135M" else (None, "q8", "q4"):
+            _guarded(report, name,
+                     functools.partial(measure_shape, report, name, limits, quantize))
     path = _smollm2() if settings.is_cuda else None
     if path is None:
         path = folder / "tiny.gguf"

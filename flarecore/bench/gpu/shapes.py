@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from flarecore.bench.gpu.quantized_checks import random_quantized
+from flarecore.gpu.matrices import Part
 from flarecore.gpu.shape import DecoderShape, LayerShape
 from flarecore.gpu.weights import DecoderWeights, LayerWeights
 from flarecore.tokenizer.pretokenizers import BYTE_ALPHABET
@@ -36,11 +38,18 @@ SHAPES = {
 }
 
 
-def random_weights(shape: DecoderShape, dtype: torch.dtype, device: str) -> DecoderWeights:
-    """Normal weights of about the size that keeps activations near 1; seeded."""
+def random_weights(shape: DecoderShape, dtype: torch.dtype, device: str,
+                   quantize: str | None = None) -> DecoderWeights:
+    """Random weights of about the size that keeps activations near 1; seeded.
+
+    With `quantize` in the formats that :meth:`flarecore.Model.load` gives them.
+    """
     generator = torch.Generator(device).manual_seed(1)
 
-    def matrix(rows: int, columns: int) -> torch.Tensor:
+    def matrix(rows: int, columns: int, is_table: bool = False) -> Part:
+        if quantize is not None and columns % 32 == 0:
+            name = "Q4_1" if quantize == "q4" and not is_table else "Q8_0"
+            return random_quantized(name, rows, columns, device)[0]
         out = torch.empty((rows, columns), dtype=dtype, device=device)
         return out.normal_(0.0, columns**-0.5, generator=generator)
 
@@ -48,13 +57,13 @@ def random_weights(shape: DecoderShape, dtype: torch.dtype, device: str) -> Deco
         return torch.ones(shape.hidden_size, device=device)
 
     hidden, ffn = shape.hidden_size, shape.intermediate_size
-    embedding = matrix(shape.vocab_size, hidden)
+    embedding = matrix(shape.vocab_size, hidden, True)
     layers = tuple(
         LayerWeights(norm(), matrix(shape.qkv_size, hidden), matrix(hidden, shape.query_size),
                      norm(), matrix(2 * ffn, hidden), matrix(hidden, ffn))
         for _ in range(shape.num_layers))
-    head = embedding if shape.tied_head else matrix(shape.vocab_size, hidden)
-    return DecoderWeights(embedding, layers, norm(), head)
+    head = embedding if shape.tied_head else matrix(shape.vocab_size, hidden, True)
+    return DecoderWeights(embedding, layers, norm(), head, dtype)
 
 
 # Value types of GGUF metadata that a small model needs (ggml, docs/gguf.md).

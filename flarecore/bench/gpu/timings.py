@@ -20,12 +20,14 @@ from flarecore.bench.gpu.sampler_timings import measure_samplers
 from flarecore.bench.gpu.shapes import SHAPES, random_weights
 from flarecore.bench.gpu.timers import in_graph_us, time_us
 from flarecore.engine import Engine
-from flarecore.gpu.decode_run import DecodeRunner, RunRequest
+from flarecore.gpu.decode_run import DecodeRunner
+from flarecore.gpu.device_ops import choose_ops
 from flarecore.gpu.forward import Forward, KvTensors
 from flarecore.gpu.fused_sampler import choose_sampler
 from flarecore.gpu.kv_cache import blocks_for
 from flarecore.gpu.options import GpuOptions
 from flarecore.gpu.row_sampling import RowSettings
+from flarecore.gpu.run_bucket import RunRequest
 from flarecore.gpu.shape import DecoderShape
 from flarecore.gpu.stepper import make_rows
 from flarecore.model import Model
@@ -83,13 +85,14 @@ class _Argmax:
 class ShapeCase:
     """A model of random weights with a cache, outside of any engine."""
 
-    def __init__(self, shape: DecoderShape, settings: Settings) -> None:
+    def __init__(self, shape: DecoderShape, settings: Settings, quantize: str | None = None
+                 ) -> None:
         self.shape, self.settings = shape, settings
         device = torch.device(settings.torch_device)
         dtype = torch.bfloat16 if settings.is_cuda else torch.float32
-        self.weights = random_weights(shape, dtype, settings.torch_device)
+        self.weights = random_weights(shape, dtype, settings.torch_device, quantize)
         num_blocks = 64 * blocks_for(_CONTEXT + 4 * _STEPS) if settings.is_cuda else 64
-        self.kv = KvTensors(shape, num_blocks, dtype, device)
+        self.kv = KvTensors(shape, num_blocks, dtype, device, choose_ops(GpuOptions(), device))
         self.prefill_rows = 1024 if settings.is_cuda else 32
         self.forward = Forward(shape, self.weights, self.kv, row_tile=16, max_decode_rows=64,
                                max_prefill_rows=self.prefill_rows)
@@ -97,10 +100,10 @@ class ShapeCase:
 
     def step_us(self, num_rows: int, sampler: Any = None) -> float:
         """One decode step of a batch at a context of 512 tokens, in runs of eight."""
+        steps = _STEPS if self.settings.is_cuda else 2
         runner = DecodeRunner(
             self.forward, sampler or choose_sampler("fused", self._flags, 64),
-            steps_per_replay=_STEPS if self.settings.is_cuda else 2,
-            use_graphs=self.settings.is_cuda)
+            steps_per_replay=steps, steps_per_run=steps, use_graphs=self.settings.is_cuda)
         context = _CONTEXT if self.settings.is_cuda else 33
         width = blocks_for(context + _STEPS)
         requests = [
@@ -137,21 +140,22 @@ class ShapeCase:
     @property
     def product_flops(self) -> float:
         """Multiply-adds, times two, of one prefilled token."""
-        values = sum(m.numel() for layer in self.weights.layers
-                     for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        values = sum(m.numel() for layer in self.weights.layers for m in layer.matrices)
         return 2.0 * values
 
 
-def measure_shape(report: Report, name: str, limits: Limits) -> None:
-    """Decode, verification and prefill of one shape."""
-    case = ShapeCase(SHAPES[name], report.settings)
-    section = name if len(name) <= 12 else name[-12:]
-    one = report.measure(section, "decode step, 1 sequence", "us", lambda: case.step_us(1),
-                         at_most=250.0 if name == "SmolLM2-135M" else None)
+def measure_shape(report: Report, name: str, limits: Limits, quantize: str | None = None) -> None:
+    """Decode, verification and prefill of one shape, in bfloat16 or as `quantize` leaves it."""
+    case = ShapeCase(SHAPES[name], report.settings, quantize)
+    section = (name if len(name) <= 12 else name[-12:]) + (f" {quantize}" if quantize else "")
+    one = report.measure(
+        section, "decode step, 1 sequence", "us", lambda: case.step_us(1),
+        at_most=250.0 if name == "SmolLM2-135M" and quantize is None else None)
     if one is not None:
         share = 100.0 * case.step_bytes / (one * 1e-6) / limits.copy_bytes_per_s
         report.measure(section, "  of the copy bandwidth", "%", lambda: share,
-                       at_least=78.0 if name == "Llama 1B" else None)
+                       at_least=78.0 if name == "Llama 1B" and quantize is None else None)
+    if one is not None and quantize is None:
         least = report.measure(section, "decode step with a plain argmax", "us",
                                lambda: case.step_us(1, _Argmax()))
         if least is not None:
