@@ -303,7 +303,8 @@ class AttentionCase:
         return p @ v[seen] / p.sum(), scores.max(), p.sum()
 
 
-SHAPES = [(1, 1, 8, 1), (1, 3, 64, 5), (2, 4, 40, 2), (3, 7, 24, 3), (8, 3, 64, 4), (8, 16, 128, 2), (16, 3, 64, 5)]
+SHAPES = [(1, 1, 8, 1), (1, 3, 64, 5), (2, 4, 40, 2), (3, 7, 24, 3), (8, 3, 64, 4), (8, 16, 128, 2),
+          (16, 3, 64, 5)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -18,9 +18,9 @@ Float32 = npt.NDArray[np.float32]
 def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int16], Float32]:
     """Quantise activations per row and group of 32.
 
-    A group has 253 steps between its lowest and its highest value, 0 included. One large value among
-    small ones, the usual case behind a norm, then costs half the precision that 127 steps to either
-    side would; the kernels keep such integers as int8 and a shift per group.
+    A group has 253 steps between its lowest and its highest value, 0 included. With 127 steps to
+    either side one large value among small ones, the usual case behind a norm, would waste half of
+    them. The kernels keep such integers as int8 and a shift per group.
 
     Parameters
     ----------
