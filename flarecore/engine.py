@@ -49,7 +49,7 @@ class Engine:
         taken from the system when they are first written.
     compute : str, optional
         On a CPU ``"int8"`` (default): weights stay quantised, activations are quantised to 8 bits
-        per row and group of 32, KV is float16; or ``"float32"``: dequantised weights, exact; four
+        with a scale and a shift per row and group of 32, KV is float16; or ``"float32"``: dequantised weights, exact; four
         times the memory. On a GPU the type of weights, activations and KV: ``"bfloat16"``
         (default), ``"float16"`` or ``"float32"`` (its KV is float16).
     sampler : {"fused", "reference"}
