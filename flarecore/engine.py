@@ -49,8 +49,9 @@ class Engine:
         taken from the system when they are first written.
     compute : str, optional
         On a CPU ``"int8"`` (default): weights stay quantised, activations are quantised to 8 bits
-        with a scale and a shift per row and group of 32, KV is float16; or ``"float32"``: dequantised weights, exact; four
-        times the memory. On a GPU the type of weights, activations and KV: ``"bfloat16"``
+        with a scale and a shift per row and group of 32, KV is float16; or ``"float32"``:
+        dequantised weights, exact; four times the memory. On a GPU the type of weights, activations
+        and KV: ``"bfloat16"``
         (default), ``"float16"`` or ``"float32"`` (its KV is float16).
     sampler : {"fused", "reference"}
         ``"reference"`` is the slow, step-by-step twin in double precision. On a GPU ``"triton"``

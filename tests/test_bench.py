@@ -295,6 +295,7 @@ def test_loss_of_perplexity_by_hand():
     # Windows differ by ln 2 / 2 and 0.
     assert found["loss_error"] == pytest.approx(math.log(2) / 2 / math.sqrt(2) / math.sqrt(2))
     assert found["mean_probability_difference"] == pytest.approx(0.25 / 4)
+    assert found["log_deviation"] == pytest.approx(math.log(2) / 2), "one of four, root of 1 / 4"
     assert quality.loss(exact, exact)["loss"] == 0.0
 
 

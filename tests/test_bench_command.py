@@ -258,6 +258,7 @@ def test_tables_fit_80_columns():
                       "anonymous_bytes": 1_044_000_000, "share_of_step": 0.0123,
                       "share_p80": 0.1, "perplexity": 12.345, "loss": 0.0123,
                       "loss_error": 0.001, "mean_probability_difference": 0.001,
+                      "log_deviation": 0.0512,
                       "equal_greedy_given": 0.9, "equal_greedy_free": 0.5})
         report = dataclasses.replace(decode_rows(2, 0.9, 1.2), benchmark=benchmark, rows=(row,))
         out = io.StringIO()

@@ -108,14 +108,17 @@ def loss(
     -------
     dict
         ``perplexity``; ``loss``, its relative increase; ``loss_error``, the standard error of that
-        from the spread between windows; ``mean_probability_difference``.
+        from the spread between windows; ``mean_probability_difference``; ``log_deviation``, the
+        root of the mean squared difference of log probabilities, which says how much is lost where
+        the differences of either sign cancel in the perplexity.
     """
     own, other = np.concatenate(list(logs)), np.concatenate(list(exact))
     increase = float(np.exp(other.mean() - own.mean()) - 1.0)
     per_window = np.array([b.mean() - a.mean() for a, b in zip(logs, exact, strict=True)])
     error = float(per_window.std(ddof=1) / np.sqrt(len(per_window))) if len(per_window) > 1 else 0.0
     return {"perplexity": float(np.exp(-own.mean())), "loss": increase, "loss_error": error,
-            "mean_probability_difference": float(np.abs(np.exp(own) - np.exp(other)).mean())}
+            "mean_probability_difference": float(np.abs(np.exp(own) - np.exp(other)).mean()),
+            "log_deviation": float(np.sqrt(np.square(own - other).mean()))}
 
 
 def agreement(

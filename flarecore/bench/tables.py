@@ -98,6 +98,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     "quality": (
         _ENGINE, ("perplexity", _value("perplexity", 1, 5)), ("loss", _share("loss", 2)),
         ("±", _share("loss_error", 2)), ("|Δp|", _value("mean_probability_difference", 1, 4)),
+        ("Δ log p", _value("log_deviation", 1, 4)),
         ("equal", _share("equal_greedy_given", 1)), ("in a row", _share("equal_greedy_free", 1))),
 }
 _LEGENDS = {
@@ -113,8 +114,9 @@ _LEGENDS = {
     "loop": "Wall time of an accepted sentence, and what it has; tokens prefilled and decoded for "
             "each token kept. ours: times as long for a sentence as the first row.",
     "growth": "One retrieval: from found passages to the first token written with them.",
-    "quality": "loss: of perplexity against float32, ± its standard error. equal: greedy tokens "
-               "behind the exact engine's own; in a row: until the first difference.",
+    "quality": "loss: of perplexity against float32, ± its standard error. Δ log p: root of the "
+               "mean squared difference of log probabilities. equal: greedy tokens behind "
+               "the exact engine's own; in a row: until the first difference.",
 }
 
 
