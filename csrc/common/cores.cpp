@@ -29,6 +29,11 @@ bool set_cores(int64_t thread_id, const cpu_set_t& cores) {
 
 int current_core() { return sched_getcpu(); }
 
+int num_allowed_cores() {
+  cpu_set_t allowed;
+  return get_cores(0, &allowed) ? CPU_COUNT(&allowed) : 0;
+}
+
 bool leave_core(int core) {
   if (core < 0 || core >= CPU_SETSIZE || sched_getcpu() != core) return true;
   cpu_set_t allowed, others;
@@ -62,6 +67,7 @@ void allow_cores(int64_t thread_id, const AllowedCores& cores) {
 #else
 
 int current_core() { return -1; }
+int num_allowed_cores() { return 0; }
 bool leave_core(int) { return true; }
 int64_t current_thread_id() { return 0; }
 bool move_thread(int64_t, int, AllowedCores*) { return false; }

@@ -67,8 +67,8 @@ void watch_forks() {
 
 }  // namespace
 
-// A neighbour that shares a core with a thread takes it away for whole slices of the scheduler, some
-// milliseconds, while a decode step meets some 200 times in 2.5. Two things keep its pace:
+// A neighbour that shares a core with a thread takes it away for whole slices of the scheduler,
+// some milliseconds, while a decode step meets some 200 times in 2.5. Two things keep its pace:
 // - A worker that is late inside a task is moved to the caller's core, which has nothing to do but
 //   wait for it, and finishes there at once.
 // - A worker that finds itself on the caller's core leaves it. The scheduler sees no reason to: the

@@ -11,9 +11,9 @@ int usable_num_threads();
 
 // Runs index ranges in parallel. One run at a time: the caller takes part as thread 0 and returns
 // when all tasks are done. Tasks are handed out by an atomic counter, so which thread runs a task is
-// not fixed: a task writes only what its index owns. Workers spin briefly, then sleep. A worker that a
-// neighbour keeps from finishing its task does so on the caller's core. A pool made before fork()
-// runs everything on the calling thread in the child. Tasks must not throw.
+// not fixed: a task writes only what its index owns. Workers spin briefly, then sleep. A worker
+// that a neighbour keeps from finishing its task does so on the caller's core. A pool made before
+// fork() runs everything on the calling thread in the child. Tasks must not throw.
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);  // >= 1, counts the caller

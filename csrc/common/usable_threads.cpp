@@ -5,11 +5,8 @@
 #include <string>
 #include <thread>
 
+#include "common/cores.h"
 #include "common/thread_pool.h"
-
-#ifdef __linux__
-#include <sched.h>
-#endif
 
 namespace flarecore {
 namespace {
@@ -17,12 +14,8 @@ namespace {
 constexpr int kNoLimit = 1 << 20;
 
 int affinity_threads() {
-#ifdef __linux__
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-#endif
-  return std::max(1u, std::thread::hardware_concurrency());
+  const int allowed = num_allowed_cores();
+  return allowed > 0 ? allowed : std::max(1u, std::thread::hardware_concurrency());
 }
 
 #ifdef __linux__

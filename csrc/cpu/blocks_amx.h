@@ -1,8 +1,9 @@
 // Activations of many rows as the AMX level's products read them. After dot_avx512.h.
 //
 // The tile unit multiplies bfloat16 as fast as int8 where a group has 32 inputs, and it gives float
-// sums. Activations (q + shift, 9 bits with the sign), codes of up to 8 bits, their products and the sums of 32 of these
-// (below 2^24) are all exact, so the sums are those of int8 without the conversion.
+// sums. Activations (q + shift, 9 bits with the sign), codes of up to 8 bits, their products and the
+// sums of 32 of these (below 2^24) are all exact, so the sums are those of int8 without the
+// conversion.
 #pragma once
 
 #include "cpu/dot_avx512.h"

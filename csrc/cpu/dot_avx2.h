@@ -74,7 +74,6 @@ FLARECORE_INLINE void decode_codes(const uint8_t* p, uint8_t* out) {
 }
 
 // Sums of the codes in vectors [begin, end) per channel, as CodeSums wants them.
-template <WeightFormat F>
 FLARECORE_INLINE __m256i sum_vectors(const uint8_t* decoded, int begin, int end) {
   const __m256i ones = _mm256_set1_epi8(1);
   __m256i pairs = _mm256_setzero_si256();
@@ -85,11 +84,10 @@ FLARECORE_INLINE __m256i sum_vectors(const uint8_t* decoded, int begin, int end)
   return _mm256_and_si256(widen(pairs), _mm256_set1_epi32(0xffff));
 }
 
-template <WeightFormat F>
 FLARECORE_INLINE void sum_codes(const uint8_t* decoded, CodeSums* sums) {
   auto* out = reinterpret_cast<__m256i*>(sums);
-  _mm256_store_si256(out, sum_vectors<F>(decoded, 0, 4));
-  _mm256_store_si256(out + 1, sum_vectors<F>(decoded, 4, 8));
+  _mm256_store_si256(out, sum_vectors(decoded, 0, 4));
+  _mm256_store_si256(out + 1, sum_vectors(decoded, 4, 8));
 }
 
 // sum += code_sum * shift, by products of 16 bits: the upper half of a code sum is 0.
@@ -171,7 +169,7 @@ FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int6
   // Codes of up to 6 bits add up within bytes: eight of 5 bits, or four of 6.
   __m256i code_sum = _mm256_setzero_si256(), second_code_sum = code_sum;
   if constexpr (kBits == 8) {
-    code_sum = sum_vectors<F>(codes, 0, 8);
+    code_sum = sum_vectors(codes, 0, 8);
     unrolled<8>([&](auto j) {
       const __m256i w = load_vector(codes, j), size = _mm256_abs_epi8(w);
       unrolled<R>(

@@ -93,7 +93,6 @@ FLARECORE_INLINE __m512i sum_small_vectors(const __m512i* w) {
   return _mm512_dpbusd_epi32(_mm512_setzero_si512(), sum, _mm512_set1_epi8(1));
 }
 
-template <WeightFormat F>
 FLARECORE_INLINE void sum_codes(const uint8_t* decoded, CodeSums* sums) {
   const auto* w = reinterpret_cast<const __m512i*>(decoded);
   _mm512_store_si512(sums->half[0], sum_vectors<0, 4>(w));

@@ -25,8 +25,8 @@ FLARECORE_INLINE void unrolled(Body&& body) {
   }
 }
 
-// Sums of a group's codes per channel of a tile, over its first and second half: what the shift of an
-// activation multiplies. Each fits 16 bits; the upper half of a word is 0.
+// Sums of a group's codes per channel of a tile, over its first and second half: what the shift of
+// an activation multiplies. Each fits 16 bits; the upper half of a word is 0.
 struct CodeSums {
   alignas(64) int32_t half[2][kLanes];
 };

@@ -36,7 +36,7 @@ FLARECORE_INLINE void decode_codes(const uint8_t* p, uint8_t* out) {
   }
 }
 
-template <WeightFormat F>
+// dot_codes adds the shift to each activation instead.
 inline void sum_codes(const uint8_t*, CodeSums*) {}
 
 // Sum of codes * (q + shift) over vectors [begin, end), per channel.

@@ -46,7 +46,7 @@ struct PackedView {
 // (num_rows, K / 32) of these.
 struct QuantizedGroup {
   float scale;           // x = (q + shift) * scale
-  float sum;             // scale times the sum of q + shift: what a minimum or zero point multiplies
+  float sum;             // scale times the sum of q + shift: what a minimum or zero point takes
   float first_half_sum;  // the same over the first 16
   int32_t shift;         // in [-126, 127]: the range of the group, 0 included, need not be even
   int8_t q[kGroupSize];  // in [-127, 127]

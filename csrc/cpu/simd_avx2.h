@@ -117,8 +117,8 @@ inline void sum_group(__m256i q, int32_t* sums) {
 
 inline int32_t round_one(float x) { return _mm_cvtss_si32(_mm_set_ss(x)); }
 
-// Rounds 32 values to nearest even, each within 128 of `shift`, and stores what lies between; sums as
-// in sum_group.
+// Rounds 32 values to nearest even, each within 128 of `shift`, and stores what lies between; sums
+// as in sum_group.
 inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
   const __m256i zero = _mm256_set1_epi32(shift);
   const auto rounded = [&](int i) { return _mm256_sub_epi32(_mm256_cvtps_epi32(x[i]), zero); };

@@ -124,8 +124,8 @@ inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(
 
 inline int32_t round_one(float x) { return _mm_cvtss_si32(_mm_set_ss(x)); }
 
-// Rounds 32 values to nearest even, each within 128 of `shift`, and stores what lies between; sums[0]
-// over all that is stored, sums[1] over the first 16.
+// Rounds 32 values to nearest even, each within 128 of `shift`, and stores what lies between;
+// sums[0] over all that is stored, sums[1] over the first 16.
 inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
   const __m512i zero = _mm512_set1_epi32(shift);
   const __m512i first = _mm512_sub_epi32(_mm512_cvtps_epi32(x[0]), zero);

@@ -134,8 +134,8 @@ inline int32_t round_one(float x) {
   return static_cast<int32_t>(bits_from_float(x + 12582912.0f) - 0x4b400000u);
 }
 
-// Rounds 32 values to nearest even, each within 128 of `shift`, and stores what lies between; sums[0]
-// over all that is stored, sums[1] over the first 16.
+// Rounds 32 values to nearest even, each within 128 of `shift`, and stores what lies between;
+// sums[0] over all that is stored, sums[1] over the first 16.
 inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
   sums[0] = sums[1] = 0;
   for (int i = 0; i < 32; ++i) {

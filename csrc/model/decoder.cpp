@@ -11,12 +11,22 @@ namespace {
 constexpr int kSerialRows = 4;  // up to here row work stays on the calling thread
 constexpr int kHeadRows = 8;    // rows of logits held at a time
 
+// Whether the kernels for many rows take every feed-forward matrix.
+bool can_fuse_ffn(const DecoderWeights& weights) {
+  const auto takes = kernels().multiplies_blocks;
+  return std::all_of(weights.layers.begin(), weights.layers.end(), [&](const auto& layer) {
+    return takes(layer.gate.view().format) && takes(layer.up.view().format) &&
+           takes(layer.down.view().format);
+  });
+}
+
 }  // namespace
 
 Decoder::Decoder(const DecoderConfig& config, std::shared_ptr<const DecoderWeights> weights,
                  const KvLayout& layout, const BlockPool* blocks, ThreadPool* threads)
     : config_(config),
       weights_(std::move(weights)),
+      can_fuse_ffn_(can_fuse_ffn(*weights_)),
       layout_(layout),
       blocks_(blocks),
       threads_(threads),
@@ -44,15 +54,6 @@ void Decoder::for_blocks(F&& body) {
   });
 }
 
-// Whether the kernels for many rows take every feed-forward matrix.
-bool Decoder::fuses_ffn() const {
-  const auto takes = kernels().multiplies_blocks;
-  return std::all_of(weights_->layers.begin(), weights_->layers.end(), [&](const auto& layer) {
-    return takes(layer.gate.view().format) && takes(layer.up.view().format) &&
-           takes(layer.down.view().format);
-  });
-}
-
 void Decoder::forward(Span<const ForwardSegment> segments, const LogitsConsumer& consume) {
   plan(segments);
   if (ws_->rows.empty()) return;
@@ -73,7 +74,7 @@ void Decoder::plan(Span<const ForwardSegment> segments) {
                            segments[s].position(place)});
     }
   }
-  ws_->resize(config_, fuses_ffn());
+  ws_->resize(config_, can_fuse_ffn_);
   ws_->plan_attention(config_, segments);
 }
 

@@ -85,10 +85,10 @@ class Decoder {
   // The same in what the next product's input is quantised in: body(first row, number of rows).
   template <typename F>
   void for_blocks(F&& body);
-  bool fuses_ffn() const;
 
   DecoderConfig config_;
   std::shared_ptr<const DecoderWeights> weights_;
+  bool can_fuse_ffn_;
   KvLayout layout_;
   const BlockPool* blocks_;
   ThreadPool* threads_;

@@ -12,7 +12,7 @@ void grow(std::vector<float>* buffer, size_t size) {
 
 }  // namespace
 
-void Decoder::Workspace::resize(const DecoderConfig& config, bool fuses_ffn) {
+void Decoder::Workspace::resize(const DecoderConfig& config, bool can_fuse_ffn) {
   const size_t num_rows = rows.size();
   const bool is_many = num_rows >= kManyRows;
   hidden_size_ = config.hidden_size;
@@ -23,7 +23,7 @@ void Decoder::Workspace::resize(const DecoderConfig& config, bool fuses_ffn) {
   grow(&value, num_rows * config.kv_size());
   input.set_blocked(is_many);
   gated.set_blocked(is_many);
-  fused = is_many && fuses_ffn;
+  fused = is_many && can_fuse_ffn;
   int64_t widest = std::max(config.hidden_size, config.query_size());
   if (fused) {
     gated.resize(num_rows, config.intermediate_size);

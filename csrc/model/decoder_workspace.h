@@ -72,7 +72,7 @@ struct Decoder::Workspace {
     return {{logits.data() + i * vocab, vocab}, {stats.data() + i * runs, runs}};
   }
 
-  void resize(const DecoderConfig& config, bool fuses_ffn);
+  void resize(const DecoderConfig& config, bool can_fuse_ffn);
   void plan_attention(const DecoderConfig& config, Span<const ForwardSegment> segments);
   void fill_rotation(const DecoderConfig& config, int row, int position);
 

@@ -15,7 +15,7 @@ import torch
 from flarecore.gpu.device_ops import DeviceOps
 from flarecore.gpu.mirrored import Mirrored
 
-__all__ = ["Adjuster", "Adjustments"]
+__all__ = ["Adjuster", "Adjustments", "penalised"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,11 @@ class Adjuster:
             out[row, ids] = torch.tensor(list(bias.values()), dtype=torch.float32,
                                          device=self._device)
         return out
+
+
+def penalised(logits: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    """Logits of tokens that a text has already, as torch applies the repetition penalty."""
+    return torch.where(logits > 0, logits / penalty, logits * penalty)
 
 
 def _shared(texts: Sequence[Sequence[int]]) -> tuple[list[int], list[tuple[int, int]]]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from flarecore.errors import ConfigError, FlarecoreError
-from flarecore.gpu.adjustments import Adjuster, Adjustments
+from flarecore.gpu.adjustments import Adjuster, Adjustments, penalised
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.fused_sampler import FusedSampler
 from flarecore.gpu.mirrored import Mirrored
@@ -223,9 +223,8 @@ def _adjust(row: torch.Tensor, settings: RowSettings, history: Sequence[int]) ->
     """The repetition penalty, once for each token of the history, then the bias; in place."""
     if settings.repetition_penalty != 1.0 and history:
         seen = torch.tensor(sorted(set(history)), device=row.device)
-        values = row[seen]
         penalty = torch.tensor(settings.repetition_penalty, dtype=torch.float32, device=row.device)
-        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        row[seen] = penalised(row[seen], penalty)
     if settings.logit_bias:
         ids = torch.tensor(list(settings.logit_bias), device=row.device)
         bias = torch.tensor(list(settings.logit_bias.values()), dtype=torch.float32,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from flarecore.gpu.adjustments import penalised
 from flarecore.gpu.mirrored import Mirrored
 from flarecore.gpu.run_bucket import RunRequest
 
@@ -59,8 +60,7 @@ class RunAdjustments:
     def choice(self, logits: torch.Tensor) -> torch.Tensor:
         """(num_rows, vocab) what to choose from, of the first rows."""
         seen, penalties, bias = (part[: logits.shape[0]] for part in self._tensors())
-        penalised = torch.where(logits > 0, logits / penalties, logits * penalties)
-        return torch.where(seen, penalised, logits) + bias
+        return torch.where(seen, penalised(logits, penalties), logits) + bias
 
     def add(self, tokens: torch.Tensor) -> None:
         """`tokens` (num_rows,) int32, the last one of each row, are in its text now."""
