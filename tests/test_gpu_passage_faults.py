@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from helpers import random_ids
 from helpers_gpu import MARKS, SMALL, core_of, gpu_engine, gpu_model
+from helpers_passages import PASSAGES, RESERVED, open_with, refuses_other_heads
 from test_gpu_operations import BLOCK_BYTES, Gate
-from test_gpu_passages import DRAWN, PASSAGES, RESERVED, bits, open_with, prompt_of
+from test_gpu_passages import DRAWN, bits, prompt_of
 
 from flarecore.errors import (
     CancelledError,
@@ -48,20 +49,7 @@ def test_wrong_calls_are_refused_and_change_nothing(engine):
             sequence.encode_passage(ids)
     with pytest.raises(ConfigError, match="from_token"):
         sequence.attach([passage], from_token=11)
-    with pytest.raises(ConfigError, match="inside the head"):
-        sequence.truncate(11)
-    with open_with(engine, head[:-1], question) as other, \
-            pytest.raises(ConfigError, match="another head"):
-        other.attach([passage])
-    with engine.sequence(head) as plain, pytest.raises(ConfigError, match="num_reserved"):
-        plain.attach([passage])
-    with engine.sequence(head, num_head_tokens=12, num_reserved=39) as narrow, \
-            pytest.raises(ConfigError, match="reserves 39"):
-        narrow.attach([passage])
-    with engine.sequence(head[:5], num_head_tokens=12, num_reserved=75) as short:
-        for call in (lambda: short.attach([passage]), lambda: short.encode_passage(PASSAGES[0])):
-            with pytest.raises(ConfigError, match="its head 12"):
-                call()
+    refuses_other_heads(engine, head, question, passage, sequence)
     with pytest.raises(ContextOverflowError, match="leave no room"):
         engine.sequence(num_head_tokens=200, num_reserved=56)
     with pytest.raises(ContextOverflowError, match="reserved positions left out"):

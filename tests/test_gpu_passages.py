@@ -8,6 +8,7 @@ from helpers import PROB_TOLERANCE, open_engine, random_ids, result_bits
 from helpers_cuda_module import emulate_module
 from helpers_gemma import TinyGemma, tiny_gemma_path
 from helpers_gpu import MARKS, SMALL, gpu_engine, gpu_model, record_graphs, runner_of
+from helpers_passages import PASSAGES, RESERVED, open_with, shares_equal_prefixes
 from test_gpu_operations import BLOCK_BYTES
 from triton_env import DEVICE
 
@@ -15,8 +16,6 @@ from flarecore.errors import ConfigError
 from flarecore.sampling import SamplingParams
 
 pytestmark = MARKS
-RESERVED = 75
-PASSAGES = [random_ids(n, seed=100 + n) for n in (40, 1, 75, 32)]
 GREEDY = {"until": "eos", "ignore_eos": True}
 DRAWN = {"sampling": SamplingParams(temperature=1.0, seed=5), **GREEDY}
 
@@ -36,14 +35,6 @@ def engine(model):
 
 def prompt_of(num_head, num_question=20):
     return random_ids(num_head, seed=num_head), random_ids(num_question, seed=7)
-
-
-def open_with(engine, head, question, passages=(), from_token=None):
-    """A sequence over a head and a question, with these passages attached."""
-    sequence = engine.sequence(
-        [*head, *question], num_head_tokens=len(head), num_reserved=RESERVED)
-    sequence.attach([sequence.encode_passage(ids) for ids in passages], from_token=from_token)
-    return sequence
 
 
 def bits(sequence, num_tokens=2):
@@ -235,18 +226,7 @@ def test_reattaching_the_same_keeps_what_was_computed(engine):
 def test_prefixes_are_shared_only_where_they_are_equal(engine):
     ids = [*random_ids(40, seed=40), *random_ids(40, seed=7)]
 
-    def fresh(**options):
-        with engine.sequence(**options) as sequence:
-            return sequence.extend(ids).num_reused
-
-    assert fresh() == 0
-    assert fresh() == 64
-    # The head's only whole block is that of the plain sequence.
-    assert fresh(num_head_tokens=40, num_reserved=RESERVED) == 32
-    assert fresh(num_head_tokens=40, num_reserved=RESERVED) == 64
-    assert fresh(num_head_tokens=40, num_reserved=RESERVED + 1) == 32
-    assert fresh(num_head_tokens=39, num_reserved=RESERVED) == 32
-    assert fresh(num_head_tokens=64, num_reserved=RESERVED) == 64
+    shares_equal_prefixes(engine, ids, 64)
     # What saw passages is nobody else's.
     for _ in range(2):
         with open_with(engine, ids[:40], ids[40:], PASSAGES[:1], 40) as sequence:

@@ -17,6 +17,13 @@ from helpers import (
     transformers_decoder,
 )
 from helpers_gemma import TinyGemma, tiny_gemma_path
+from helpers_passages import (
+    PASSAGES,
+    RESERVED,
+    open_with,
+    refuses_other_heads,
+    shares_equal_prefixes,
+)
 
 from flarecore import SamplingParams
 from flarecore.errors import (
@@ -35,23 +42,12 @@ from flarecore.reference.parallel import lay_out, parallel_logits
 from flarecore.reference.sampler import confidences
 
 VOCABULARY = 271
-RESERVED = 75
-PASSAGES = [random_ids(n, seed=100 + n) for n in (40, 1, 75, 32)]
 QUESTION = random_ids(40, seed=7)
 DRAWN = SamplingParams(temperature=1.0, seed=5)
 
 
 def prompt_of(num_head, num_question=40):
     return random_ids(num_head, seed=num_head), random_ids(num_question, seed=7)
-
-
-def open_with(engine, head, question, passages=(), from_token=None, **extra):
-    """A sequence over a head and a question, with these passages attached."""
-    sequence = engine.sequence(
-        [*head, *question], num_head_tokens=len(head), num_reserved=RESERVED, **extra)
-    encoded = [sequence.encode_passage(ids) for ids in passages]
-    sequence.attach(encoded, from_token=from_token)
-    return sequence
 
 
 def greedy_of_reference(decoder, ids, num_head, passages, sees_from, chosen):
@@ -257,18 +253,7 @@ def test_prefixes_are_shared_only_where_they_are_equal():
     def reused(sequence):
         return sequence.extend(random_ids(2)).num_reused
 
-    def fresh(**options):
-        with engine.sequence(**options) as sequence:
-            return sequence.extend(ids).num_reused
-
-    assert fresh() == 0
-    assert fresh() == 128
-    # The head's only whole block is that of the plain sequence.
-    assert fresh(num_head_tokens=40, num_reserved=RESERVED) == 32
-    assert fresh(num_head_tokens=40, num_reserved=RESERVED) == 128
-    assert fresh(num_head_tokens=40, num_reserved=RESERVED + 1) == 32
-    assert fresh(num_head_tokens=39, num_reserved=RESERVED) == 32
-    assert fresh(num_head_tokens=64, num_reserved=RESERVED) == 64
+    shares_equal_prefixes(engine, ids, 128)
     # What saw passages is nobody else's.
     with open_with(engine, head, question, PASSAGES[:1], 40) as sequence:
         bits(sequence, 60)
@@ -333,21 +318,7 @@ def test_wrong_calls_are_refused_and_change_nothing():
             sequence.attach([passage], from_token=wrong)
     with pytest.raises(ConfigError, match="PassageKv"):
         sequence.attach([PASSAGES[0]])
-    with pytest.raises(ConfigError, match="inside the head"):
-        sequence.truncate(11)
-    with open_with(engine, head[:-1], question) as other, \
-            pytest.raises(ConfigError, match="another head"):
-        other.attach([passage])
-    with engine.sequence(head) as plain, pytest.raises(ConfigError, match="num_reserved"):
-        plain.attach([passage])
-    with engine.sequence(head, num_head_tokens=12, num_reserved=39) as narrow, \
-            pytest.raises(ConfigError, match="reserves 39"):
-        narrow.attach([passage])
-    with engine.sequence(head[:5], num_head_tokens=12, num_reserved=75) as short:
-        with pytest.raises(ConfigError, match="its head 12"):
-            short.attach([passage])
-        with pytest.raises(ConfigError, match="its head 12"):
-            short.encode_passage(PASSAGES[0])
+    refuses_other_heads(engine, head, question, passage, sequence)
     with sequence.fork() as fork:
         assert bits(fork) == expected
     engine.check_integrity()
