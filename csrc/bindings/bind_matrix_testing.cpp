@@ -70,7 +70,7 @@ void multiply(const TestMatrix& m, const Inputs& in, int64_t tile_begin, int64_t
   const PackedView w = m.matrix.view();
   if (is_quantized(w.format)) {
     m.table->matmul_quantized(w, in.quantized.data(), w.num_cols / kGroupSize, in.num_rows,
-                              tile_begin, tile_end, y, w.num_rows);
+                              tile_begin, tile_end, y, w.num_rows, nullptr);
   } else {
     m.table->matmul_float(w, in.x, w.num_cols, in.num_rows, tile_begin, tile_end, y, w.num_rows);
   }

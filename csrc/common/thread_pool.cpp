@@ -74,32 +74,46 @@ void watch_forks() {
 // - A worker that finds itself on the caller's core leaves it. The scheduler sees no reason to: the
 //   two on one core and the neighbour on the other are as even as it gets.
 //
-// The tasks left to take are one atomic count. A worker takes a task by a compare-exchange that
-// lowers it and reads the job only after that: the job is written only while no task is
-// outstanding, so what it reads belongs to its task, even if it woke late for an earlier run.
+// Each thread has its share of the tasks, one after the other, so that it reads weights in one
+// stream and takes its tasks from a cache line that nobody else wants; one that is through with its
+// own takes from the end of another's. A share is one atomic word. A task is taken by a
+// compare-exchange, and the job read only after that: the job is written only while no task is
+// outstanding, so what is read belongs to the task, even if a worker woke late for an earlier run.
 struct ThreadPool::State {
   using TaskFn = void (*)(void*, int64_t, int);
 
-  alignas(64) std::atomic<int64_t> num_left{0};
-  alignas(64) std::atomic<int64_t> num_done{0};
-  alignas(64) std::atomic<int> num_sleeping{0};
-  std::atomic<bool> caller_sleeps{false};
-  std::atomic<bool> stop{false};
-  std::atomic<int64_t> num_late{0};
+  // Tasks [begin, end) that nobody has taken yet.
+  struct Share {
+    uint32_t begin, end;
+    bool empty() const { return begin >= end; }
+  };
 
-  TaskFn fn = nullptr;
+  alignas(64) TaskFn fn = nullptr;
   void* context = nullptr;
   int64_t num_tasks = 0;
   std::atomic<int> caller_core{-1};
+  std::atomic<bool> stop{false};
 
-  struct alignas(64) Worker {
+  alignas(64) std::atomic<int64_t> num_done{0};
+  alignas(64) std::atomic<int> num_sleeping{0};
+  std::atomic<bool> caller_sleeps{false};
+  std::atomic<int64_t> num_late{0};
+
+  struct alignas(64) Thread {
+    std::atomic<uint64_t> share{0};
     std::atomic<bool> in_task{false};
     std::atomic<int64_t> thread_id{0};
     // The caller's.
     bool moved = false;
     AllowedCores cores_before;
+
+    Share load_share() const {
+      const uint64_t word = share.load(std::memory_order_acquire);
+      return {static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32)};
+    }
+    static uint64_t word_of(Share s) { return s.begin | uint64_t{s.end} << 32; }
   };
-  std::vector<Worker> workers;  // [t - 1] is thread t; never resized
+  std::vector<Thread> shares;  // of each thread; never resized
 
   std::mutex mutex;
   std::condition_variable work_ready, run_done;
@@ -108,42 +122,54 @@ struct ThreadPool::State {
   bool may_spin = true;
   uint64_t fork_count_at_start = 0;
 
-  bool has_work() const { return num_left.load(std::memory_order_acquire) != 0; }
+  // The next task of a share, from its end if it is another's; -1 if there is none.
+  static int64_t take(Thread* from, bool is_own) {
+    Share left = from->load_share();
+    while (!left.empty()) {
+      uint64_t expected = Thread::word_of(left);
+      const Share rest = is_own ? Share{left.begin + 1, left.end} : Share{left.begin, left.end - 1};
+      if (from->share.compare_exchange_weak(expected, Thread::word_of(rest),
+                                            std::memory_order_acq_rel)) {
+        return is_own ? left.begin : rest.end;
+      }
+      left = from->load_share();
+    }
+    return -1;
+  }
 
-  // Runs tasks until none is left to take.
+  // Runs tasks until none is left to take, its own first.
   void drain(int thread) {
-    int64_t left = num_left.load(std::memory_order_acquire);
-    while (left != 0) {
-      if (!num_left.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel,
-                                          std::memory_order_acquire)) {
-        continue;
-      }
-      const int64_t count = num_tasks;
-      fn(context, count - left, thread);
-      // Sequentially consistent with caller_sleeps: either this sees the caller asleep, or the
-      // caller sees the last task done.
-      if (num_done.fetch_add(1) + 1 == count && caller_sleeps.load()) {
-        std::lock_guard<std::mutex> lock(mutex);
-        run_done.notify_one();
-      }
-      left = num_left.load(std::memory_order_acquire);
+    int64_t count = 0;
+    for (int step = 0; step < num_threads; ++step) {
+      Thread& from = shares[static_cast<size_t>((thread + step) % num_threads)];
+      for (int64_t task; (task = take(&from, step == 0)) >= 0; ++count) fn(context, task, thread);
+    }
+    if (count == 0) return;
+    // Nothing of the job may be read below this, except by the caller. Sequentially consistent with
+    // caller_sleeps: either this sees the caller asleep, or the caller sees the last task done.
+    const int64_t wanted = num_tasks;
+    if (num_done.fetch_add(count) + count == wanted && caller_sleeps.load()) {
+      std::lock_guard<std::mutex> lock(mutex);
+      run_done.notify_one();
     }
   }
 
   void work(int thread) {
-    Worker& self = workers[static_cast<size_t>(thread - 1)];
+    Thread& self = shares[static_cast<size_t>(thread)];
     self.thread_id.store(current_thread_id());
-    const auto wanted = [this] { return has_work() || stop.load(std::memory_order_relaxed); };
+    const auto wanted = [this, &self] {
+      return !self.load_share().empty() || stop.load(std::memory_order_relaxed);
+    };
     while (!stop.load(std::memory_order_relaxed)) {
       if (!spin_until(may_spin, wanted)) {
         std::unique_lock<std::mutex> lock(mutex);
         num_sleeping.fetch_add(1);
-        // Read after the count is raised, so that a run published before is seen and one published
-        // later wakes this thread.
-        work_ready.wait(lock, [this] { return num_left.load() != 0 || stop; });
+        // With the fence of publish(): either this sees its share, or publish() sees it asleep.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        work_ready.wait(lock, wanted);
         num_sleeping.fetch_sub(1);
       }
-      if (!has_work()) continue;
+      if (self.load_share().empty()) continue;
       leave_core(caller_core.load(std::memory_order_relaxed));
       self.in_task.store(true);
       drain(thread);
@@ -157,14 +183,16 @@ struct ThreadPool::State {
     num_tasks = count;
     caller_core.store(current_core(), std::memory_order_relaxed);
     num_done.store(0, std::memory_order_relaxed);
-    num_left.store(count);
-    if (num_sleeping.load() > 0) {
+    for (int t = num_threads - 1; t >= 0; --t) {
+      const Share share = {static_cast<uint32_t>(share_begin(count, t, num_threads)),
+                           static_cast<uint32_t>(share_begin(count, t + 1, num_threads))};
+      shares[static_cast<size_t>(t)].share.store(Thread::word_of(share),
+                                                 std::memory_order_release);
+    }
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (num_sleeping.load(std::memory_order_relaxed) > 0) {
       { std::lock_guard<std::mutex> lock(mutex); }
-      if (count > 2) {
-        work_ready.notify_all();
-      } else {
-        work_ready.notify_one();
-      }
+      work_ready.notify_all();
     }
   }
 
@@ -173,6 +201,7 @@ struct ThreadPool::State {
     const auto finished = [this, count] {
       return num_done.load(std::memory_order_acquire) == count;
     };
+    if (finished()) return;
     const auto drained = Clock::now();
     if (spin_until(may_spin, finished)) return;
     const auto patience = std::max<Clock::duration>(2 * (drained - begin), kLateAfter);
@@ -191,7 +220,7 @@ struct ThreadPool::State {
 
   void move_late_workers() {
     const int core = current_core();
-    for (Worker& worker : workers) {
+    for (Thread& worker : shares) {
       if (!worker.in_task.load()) continue;
       worker.moved = move_thread(worker.thread_id.load(), core, &worker.cores_before);
       if (worker.moved) num_late.fetch_add(1, std::memory_order_relaxed);
@@ -199,7 +228,7 @@ struct ThreadPool::State {
   }
 
   void release_late_workers() {
-    for (Worker& worker : workers) {
+    for (Thread& worker : shares) {
       if (worker.moved) allow_cores(worker.thread_id.load(), worker.cores_before);
       worker.moved = false;
     }
@@ -210,7 +239,8 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int num_threads)
+    : state_(std::make_unique<State>()), num_threads_(num_threads) {
   check(num_threads >= 1 && num_threads <= 1024, ErrorKind::kConfig,
         "threads must be between 1 and 1024, got ", num_threads);
   watch_forks();
@@ -218,7 +248,7 @@ ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
   // More threads than cores: a spinning thread would hold up the one that it waits for.
   state_->may_spin = num_threads <= usable_num_threads();
   state_->fork_count_at_start = fork_count.load(std::memory_order_relaxed);
-  state_->workers = std::vector<State::Worker>(static_cast<size_t>(num_threads - 1));
+  state_->shares = std::vector<State::Thread>(static_cast<size_t>(num_threads));
   state_->threads.reserve(static_cast<size_t>(num_threads - 1));
   State* state = state_.get();
   for (int t = 1; t < num_threads; ++t) {
@@ -241,14 +271,14 @@ ThreadPool::~ThreadPool() {
   for (std::thread& thread : state_->threads) thread.join();
 }
 
-int ThreadPool::num_threads() const { return state_->num_threads; }
-
 int64_t ThreadPool::num_late() const { return state_->num_late.load(std::memory_order_relaxed); }
 
 void ThreadPool::run(int64_t num_tasks, void (*fn)(void* context, int64_t task, int thread),
                      void* context) {
   if (num_tasks <= 0) return;
-  if (num_tasks == 1 || state_->num_threads == 1 || state_->is_forked_child()) {
+  check(num_tasks <= UINT32_MAX, ErrorKind::kUnsupported, "a run has at most ", UINT32_MAX,
+        " tasks, got ", num_tasks, "; make its tasks larger");
+  if (num_tasks == 1 || num_threads_ == 1 || state_->is_forked_child()) {
     for (int64_t task = 0; task < num_tasks; ++task) fn(context, task, 0);
     return;
   }

@@ -10,8 +10,9 @@ namespace flarecore {
 int usable_num_threads();
 
 // Runs index ranges in parallel. One run at a time: the caller takes part as thread 0 and returns
-// when all tasks are done. Tasks are handed out by an atomic counter, so which thread runs a task is
-// not fixed: a task writes only what its index owns. Workers spin briefly, then sleep. A worker
+// when all tasks are done. Each thread begins with a share of neighbouring tasks and helps others
+// when it is through, so which thread runs a task is not fixed: a task writes only what its index
+// owns. Workers spin briefly, then sleep. A worker
 // that a neighbour keeps from finishing its task does so on the caller's core. A pool made before
 // fork() runs everything on the calling thread in the child. Tasks must not throw.
 class ThreadPool {
@@ -21,7 +22,12 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const;
+  int num_threads() const { return num_threads_; }
+  // The first task of a thread's share; that of `thread + 1` is its end. The lowest threads, of
+  // which the caller begins at once, get what is left over.
+  static int64_t share_begin(int64_t num_tasks, int thread, int num_threads) {
+    return (num_tasks * thread + num_threads - 1) / num_threads;
+  }
   int64_t num_late() const;  // how often a worker was moved to the caller's core
 
   // Calls fn(context, task, thread) for each task in [0, num_tasks), thread in [0, num_threads).
@@ -39,6 +45,7 @@ class ThreadPool {
  private:
   struct State;
   std::unique_ptr<State> state_;
+  int num_threads_;
 };
 
 }  // namespace flarecore

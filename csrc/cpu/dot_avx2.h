@@ -8,12 +8,9 @@ namespace flarecore {
 namespace {
 
 constexpr int kDotRows = 4;
-constexpr int kSumRegisters = 4;
-constexpr int kOneRowTiles = 4;
 constexpr int kPanelGroups = 32;
 constexpr int kPanelMinRows = 6;
 constexpr int kRowStep = 24;
-constexpr int kPrefetchAhead = 768;
 
 template <WeightFormat F>
 constexpr int kPanelRows = packed_layout(F).bits <= 5 ? 3 : 3;

@@ -8,12 +8,9 @@ namespace flarecore {
 namespace {
 
 constexpr int kDotRows = 8;
-constexpr int kSumRegisters = 16;
-constexpr int kOneRowTiles = 8;
 constexpr int kPanelGroups = 16;
 constexpr int kPanelMinRows = 9;
 constexpr int kRowStep = 24;
-constexpr int kPrefetchAhead = 1024;
 
 template <WeightFormat F>
 constexpr int kPanelRows = 6;

@@ -7,12 +7,9 @@ namespace flarecore {
 namespace {
 
 constexpr int kDotRows = 4;
-constexpr int kSumRegisters = 64;
-constexpr int kOneRowTiles = 4;
 constexpr int kPanelGroups = 16;
 constexpr int kPanelMinRows = 5;
 constexpr int kRowStep = 16;
-constexpr int kPrefetchAhead = 0;
 
 template <WeightFormat F>
 constexpr int kPanelRows = 4;

@@ -134,10 +134,11 @@ struct KernelTable {
   void (*matmul_float)(const PackedView& w, const float* x, int64_t x_stride, int num_rows,
                        int64_t tile_begin, int64_t tile_end, float* y, int64_t y_stride);
   // The same over quantised activations, x_stride groups between two rows. For the kQ formats.
-  // Integer sums within a group are exact; groups are added in ascending order in float32.
+  // Integer sums within a group are exact; groups are added in ascending order in float32. `next`
+  // is what the thread will read after the last tile, if known: some of it is asked for already.
   void (*matmul_quantized)(const PackedView& w, const QuantizedGroup* x, int64_t x_stride,
                            int num_rows, int64_t tile_begin, int64_t tile_end, float* y,
-                           int64_t y_stride);
+                           int64_t y_stride, const uint8_t* next);
 
   // The same for many rows: activations in blocks. Every output has the bits of matmul_quantized.
   int block_rows, block_cell_bytes;

@@ -60,7 +60,7 @@ void Decoder::forward(Span<const ForwardSegment> segments, const LogitsConsumer&
   embed(segments);
   for (int i = 0; i < config_.num_layers; ++i) {
     attention_block(weights_->layers[i], i, segments);
-    ffn_block(weights_->layers[i]);
+    ffn_block(weights_->layers[i], i);
   }
   head(segments, consume);
 }
@@ -104,7 +104,8 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
       {&layer.q, ws_->query.data(), config_.query_size()},
       {&layer.k, ws_->key.data(), config_.kv_size()},
       {&layer.v, ws_->value.data(), config_.kv_size()}};
-  run_linear(qkv, ws_->input, num_rows, threads_);
+  const TileRun next({&layer.o}, *threads_);
+  run_linear(qkv, ws_->input, num_rows, threads_, &next);
   for_rows([&](int row) { rotate_and_store(layer, index, segments, row); });
   const AttentionPlan& plan = ws_->plan_of(config_.layers[index].window);
   threads_->parallel_for(int64_t(plan.tiles.size()) * config_.num_kv_heads,
@@ -114,7 +115,8 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
     ws_->input.quantize(first, count, config_.query_size(), {&layer.o});
   });
   const LinearTarget out = residual_target(layer.o, ws_->input, layer.attention_post_norm);
-  run_linear({&out, 1}, ws_->input, num_rows, threads_);
+  const TileRun gate_up({&layer.gate, &layer.up}, *threads_);
+  run_linear({&out, 1}, ws_->input, num_rows, threads_, &gate_up);
   ws_->adds_later = !out.adds;
 }
 
@@ -135,7 +137,17 @@ void Decoder::add_to_residual(int row, const std::vector<float>& post_norm) {
   kernels().add(delta, config_.hidden_size, ws_->hidden(row));
 }
 
-void Decoder::ffn_block(const LayerWeights& layer) {
+// The first product after layer `index`.
+TileRun Decoder::run_after(int index) const {
+  if (index + 1 == config_.num_layers) {
+    const PackedMatrix& head = weights_->head();
+    return TileRun({&head}, *threads_, kLogitRun / head.view().tile);
+  }
+  const LayerWeights& layer = weights_->layers[index + 1];
+  return TileRun({&layer.q, &layer.k, &layer.v}, *threads_);
+}
+
+void Decoder::ffn_block(const LayerWeights& layer, int index) {
   const int num_rows = static_cast<int>(ws_->rows.size());
   for_blocks([&](int first, int count) {
     for (int row = first; row < first + count; ++row) {
@@ -154,7 +166,8 @@ void Decoder::ffn_block(const LayerWeights& layer) {
   }
   const ActivationRows& input = ws_->fused ? ws_->gated : ws_->input;
   const LinearTarget down = residual_target(layer.down, input, layer.ffn_post_norm);
-  run_linear({&down, 1}, input, num_rows, threads_);
+  const TileRun after = run_after(index);
+  run_linear({&down, 1}, input, num_rows, threads_, &after);
   if (!down.adds) for_rows([&](int row) { add_to_residual(row, layer.ffn_post_norm); });
 }
 
@@ -164,7 +177,8 @@ void Decoder::gate_and_up(const LayerWeights& layer,
   const int64_t ffn = config_.intermediate_size;
   const std::vector<LinearTarget> gate_up = {{&layer.gate, ws_->gate.data(), ffn},
                                              {&layer.up, ws_->up.data(), ffn}};
-  run_linear(gate_up, ws_->input, static_cast<int>(ws_->rows.size()), threads_);
+  const TileRun next({&layer.down}, *threads_);
+  run_linear(gate_up, ws_->input, static_cast<int>(ws_->rows.size()), threads_, &next);
   for_blocks([&](int first, int count) {
     for (int row = first; row < first + count; ++row) {
       activate(ws_->gate.data() + row * ffn, ws_->up.data() + row * ffn, ffn,
@@ -212,10 +226,10 @@ void Decoder::head_rows(Span<const ForwardSegment> segments, Span<const int> row
   ws_->stats.resize(size_t(kHeadRows) * num_runs);
   const LinearTarget target = {&matrix, ws_->logits.data(), vocab};
   // A task makes one run of logits and its statistics while the run is still in the cache.
-  const int64_t tiles_per_run = kLogitRun / matrix.view().tile;
+  const TileRun tiles({&matrix}, *threads_, kLogitRun / matrix.view().tile);
   threads_->parallel_for(num_runs, [&](int64_t run, int) {
-    run_tiles(target, ws_->input, num_rows, run * tiles_per_run,
-              std::min((run + 1) * tiles_per_run, matrix.num_tiles()));
+    const int64_t end = tiles.task_begin(run + 1);
+    run_tiles(target, ws_->input, num_rows, tiles.task_begin(run), end, tiles.address(end));
     const int64_t begin = run * kLogitRun, size = std::min<int64_t>(kLogitRun, vocab - begin);
     for (int i = 0; i < num_rows; ++i) {
       const auto& r = ws_->rows[rows[i]];

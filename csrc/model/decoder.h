@@ -62,7 +62,8 @@ class Decoder {
   void plan(Span<const ForwardSegment> segments);
   void embed(Span<const ForwardSegment> segments);
   void attention_block(const LayerWeights& layer, int index, Span<const ForwardSegment> segments);
-  void ffn_block(const LayerWeights& layer);
+  void ffn_block(const LayerWeights& layer, int index);
+  TileRun run_after(int index) const;
   void gate_and_up(const LayerWeights& layer,
                    void (*activate)(const float*, const float*, int64_t, float*));
   void rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const;

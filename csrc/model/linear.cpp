@@ -39,14 +39,14 @@ void ActivationRows::quantize(int64_t first, int count, int64_t num_cols,
 }
 
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,
-               int64_t tile_begin, int64_t tile_end) {
+               int64_t tile_begin, int64_t tile_end, const uint8_t* next) {
   const PackedView view = target.matrix->view();
   if (input.reads_blocks(view.format)) {
     kernels().matmul_blocks(view, input.blocks(num_rows), tile_begin, tile_end, target.out,
                             target.out_stride, target.adds);
   } else if (is_quantized(view.format)) {
     kernels().matmul_quantized(view, input.groups(), input.group_stride(), num_rows, tile_begin,
-                               tile_end, target.out, target.out_stride);
+                               tile_end, target.out, target.out_stride, next);
   } else {
     kernels().matmul_float(view, input.values(), input.stride(), num_rows, tile_begin, tile_end,
                            target.out, target.out_stride);
@@ -62,23 +62,59 @@ std::atomic<int64_t> gated_passes{0};
 
 }  // namespace
 
-void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
-                ThreadPool* threads) {
-  int64_t num_tiles = 0;
-  for (const LinearTarget& target : targets) num_tiles += target.matrix->num_tiles();
+TileRun::TileRun(std::initializer_list<const PackedMatrix*> matrices, const ThreadPool& threads,
+                 int64_t chunk)
+    : num_threads_(threads.num_threads()) {
+  std::copy(matrices.begin(), matrices.end(), matrices_.begin());
+  choose_chunk(chunk);
+}
+
+TileRun::TileRun(Span<const LinearTarget> targets, const ThreadPool& threads)
+    : num_threads_(threads.num_threads()) {
+  for (size_t i = 0; i < targets.size(); ++i) matrices_[i] = targets[i].matrix;
+  choose_chunk(0);
+}
+
+void TileRun::choose_chunk(int64_t chunk) {
+  for (const PackedMatrix* matrix : matrices_) {
+    if (matrix != nullptr) num_tiles_ += matrix->num_tiles();
+  }
   // Whole pairs of tiles, which the kernels for many rows work on.
-  const int64_t chunk =
-      std::max<int64_t>(1, num_tiles / (int64_t{threads->num_threads()} * kTasksPerThread) / 2) * 2;
-  const int64_t num_tasks = (num_tiles + chunk - 1) / chunk;
-  threads->parallel_for(num_tasks, [&](int64_t task, int) {
-    int64_t begin = task * chunk, end = std::min(begin + chunk, num_tiles);
+  const int64_t wanted = int64_t{num_threads_} * kTasksPerThread;
+  chunk_ = chunk != 0 ? chunk : std::max<int64_t>(1, num_tiles_ / wanted / 2) * 2;
+}
+
+const uint8_t* TileRun::address(int64_t tile) const {
+  for (const PackedMatrix* matrix : matrices_) {
+    if (matrix == nullptr) break;
+    if (tile < matrix->num_tiles()) {
+      return matrix->view().data + tile * matrix->view().tile_size_bytes;
+    }
+    tile -= matrix->num_tiles();
+  }
+  return nullptr;
+}
+
+void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
+                ThreadPool* threads, const TileRun* next) {
+  const TileRun run(targets, *threads);
+  threads->parallel_for(run.num_tasks(), [&](int64_t task, int thread) {
+    const int64_t task_begin = run.task_begin(task), task_end = run.task_begin(task + 1);
+    const int64_t share_end = run.share_begin(thread + 1);
+    // What the thread reads after tile `end`; unknown where it helps another.
+    const auto after = [&](int64_t end) -> const uint8_t* {
+      if (end < share_end) return run.address(end);
+      if (end > share_end || next == nullptr) return nullptr;
+      return next->address(next->share_begin(thread));
+    };
+    int64_t base = 0;
     for (const LinearTarget& target : targets) {
       const int64_t tiles = target.matrix->num_tiles();
-      if (begin < tiles && end > 0) {
-        run_tiles(target, input, num_rows, std::max<int64_t>(begin, 0), std::min(end, tiles));
+      const int64_t begin = std::max(task_begin, base), end = std::min(task_end, base + tiles);
+      if (begin < end) {
+        run_tiles(target, input, num_rows, begin - base, end - base, after(end));
       }
-      begin -= tiles;
-      end -= tiles;
+      base += tiles;
     }
   });
 }

@@ -1,6 +1,8 @@
 // Matrix products of a forward pass: activations prepared once, several matrices in one parallel run.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <initializer_list>
 
 #include "common/aligned_buffer.h"
@@ -60,9 +62,37 @@ struct LinearTarget {
   bool adds = false;  // to what is there; only where the input reads_blocks() for the matrix
 };
 
-// out = activations * matrix^T for each target; all targets have the same number of inputs.
+// The tiles of matrices that one run multiplies, as one sequence, in chunks that are its tasks.
+// Where a thread's share of them begins is known before the run, so that the run before it can
+// already ask for those weights.
+class TileRun {
+ public:
+  // Up to three matrices; `chunk` 0: as many tiles as suit a product.
+  TileRun(std::initializer_list<const PackedMatrix*> matrices, const ThreadPool& threads,
+          int64_t chunk = 0);
+  TileRun(Span<const LinearTarget> targets, const ThreadPool& threads);
+
+  int64_t num_tasks() const { return (num_tiles_ + chunk_ - 1) / chunk_; }
+  int64_t task_begin(int64_t task) const { return std::min(task * chunk_, num_tiles_); }
+  // The first tile of a thread's share; that of `thread + 1` is its end.
+  int64_t share_begin(int thread) const {
+    return task_begin(ThreadPool::share_begin(num_tasks(), thread, num_threads_));
+  }
+  // Where a tile lies; null behind the last one.
+  const uint8_t* address(int64_t tile) const;
+
+ private:
+  void choose_chunk(int64_t chunk);
+
+  std::array<const PackedMatrix*, 3> matrices_{};
+  int num_threads_;
+  int64_t num_tiles_ = 0, chunk_ = 1;
+};
+
+// out = activations * matrix^T for each target; all targets have the same number of inputs. `next`
+// is the run after this one, if it is known.
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
-                ThreadPool* threads);
+                ThreadPool* threads, const TileRun* next = nullptr);
 
 // The gate and up products of many rows, activated and quantised into `out` as its quantize()
 // would: the products themselves never leave the cache. All rows of `input` are in blocks.
@@ -73,8 +103,8 @@ void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
 
 int64_t num_gated_passes();  // calls of run_gated so far; for tests
 
-// One target's tiles [tile_begin, tile_end) on the calling thread.
+// One target's tiles [tile_begin, tile_end) on the calling thread, which reads `next` after them.
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,
-               int64_t tile_begin, int64_t tile_end);
+               int64_t tile_begin, int64_t tile_end, const uint8_t* next = nullptr);
 
 }  // namespace flarecore
