@@ -96,7 +96,7 @@ py::array_t<uint8_t> gated_blocks(const TestMatrix& gate, const TestMatrix& up, 
   const KernelTable& table = *gate.table;
   const Blocks blocks = quantize(table, x);
   Blocks out(table, x.shape(0), ffn);
-  const GatedProduct product{gate.matrix.view(), up.matrix.view(),
+  const GatedBlocks product{gate.matrix.view(), up.matrix.view(),
                              activation == "silu" ? table.silu_mul : table.gelu_tanh_mul,
                              blocks.view(), out.cells.data(), out.num_groups};
   int64_t begin = 0;

@@ -38,15 +38,15 @@ void cpu_pause() {
 #endif
 }
 
-// Spins until done() or the time is up; returns done().
-template <typename Done>
-bool spin_until(bool allowed, const Done& done) {
+// Spins until done() or the time is up; returns done(). meanwhile() has up to a pause's time.
+template <typename Done, typename Meanwhile>
+bool spin_until(bool allowed, const Done& done, const Meanwhile& meanwhile) {
   if (done()) return true;
   if (!allowed) return false;
   const auto end = Clock::now() + kSpinTime;
   do {
     for (int i = 0; i < 16; ++i) {
-      cpu_pause();
+      meanwhile();
       if (done()) return true;
     }
   } while (Clock::now() < end);
@@ -90,22 +90,31 @@ struct ThreadPool::State {
 
   alignas(64) TaskFn fn = nullptr;
   void* context = nullptr;
-  int64_t num_tasks = 0;
   std::atomic<int> caller_core{-1};
   std::atomic<bool> stop{false};
 
-  alignas(64) std::atomic<int64_t> num_done{0};
+  alignas(64) std::atomic<int64_t> num_done{0};  // tasks that workers have reported
   alignas(64) std::atomic<int> num_sleeping{0};
   std::atomic<bool> caller_sleeps{false};
   std::atomic<int64_t> num_late{0};
 
   struct alignas(64) Thread {
-    std::atomic<uint64_t> share{0};
-    std::atomic<bool> in_task{false};
+    std::atomic<uint64_t> share{0};  // alone in its cache line
+    alignas(64) std::atomic<bool> in_task{false};
     std::atomic<int64_t> thread_id{0};
+    // Its own: cache lines that it asks for while it waits.
+    const uint8_t* ahead = nullptr;
+    const uint8_t* ahead_end = nullptr;
     // The caller's.
     bool moved = false;
     AllowedCores cores_before;
+
+    void read_ahead() {
+      constexpr int kLines = 4;
+      if (ahead >= ahead_end) return cpu_pause();
+      for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead + 64 * i, 0, 2);
+      ahead += 64 * kLines;
+    }
 
     Share load_share() const {
       const uint64_t word = share.load(std::memory_order_acquire);
@@ -122,33 +131,44 @@ struct ThreadPool::State {
   bool may_spin = true;
   uint64_t fork_count_at_start = 0;
 
-  // The next task of a share, from its end if it is another's; -1 if there is none.
-  static int64_t take(Thread* from, bool is_own) {
+  // Half of what is left of a share, from its end if it is another's; empty if there is nothing. To
+  // take is a full barrier, which waits for the outputs of the task before to reach the cache, so
+  // it should not happen for every task.
+  static Share take(Thread* from, bool is_own) {
     Share left = from->load_share();
     while (!left.empty()) {
       uint64_t expected = Thread::word_of(left);
-      const Share rest = is_own ? Share{left.begin + 1, left.end} : Share{left.begin, left.end - 1};
-      if (from->share.compare_exchange_weak(expected, Thread::word_of(rest),
+      const uint32_t count = (left.end - left.begin + 1) / 2;
+      const uint32_t cut = is_own ? left.begin + count : left.end - count;
+      const Share first = {left.begin, cut}, second = {cut, left.end};
+      if (from->share.compare_exchange_weak(expected, Thread::word_of(is_own ? second : first),
                                             std::memory_order_acq_rel)) {
-        return is_own ? left.begin : rest.end;
+        return is_own ? first : second;
       }
       left = from->load_share();
     }
-    return -1;
+    return left;
   }
 
-  // Runs tasks until none is left to take, its own first.
-  void drain(int thread) {
+  // Runs tasks until none is left to take, its own first; returns how many. Nothing of the job may be
+  // read once a worker has reported them.
+  int64_t drain(int thread) {
     int64_t count = 0;
     for (int step = 0; step < num_threads; ++step) {
       Thread& from = shares[static_cast<size_t>((thread + step) % num_threads)];
-      for (int64_t task; (task = take(&from, step == 0)) >= 0; ++count) fn(context, task, thread);
+      for (Share tasks; !(tasks = take(&from, step == 0)).empty();) {
+        for (uint32_t task = tasks.begin; task < tasks.end; ++task) fn(context, task, thread);
+        count += tasks.end - tasks.begin;
+      }
     }
-    if (count == 0) return;
-    // Nothing of the job may be read below this, except by the caller. Sequentially consistent with
-    // caller_sleeps: either this sees the caller asleep, or the caller sees the last task done.
-    const int64_t wanted = num_tasks;
-    if (num_done.fetch_add(count) + count == wanted && caller_sleeps.load()) {
+    return count;
+  }
+
+  // Sequentially consistent with caller_sleeps: either this sees the caller asleep, or the caller
+  // sees these tasks done.
+  void report(int64_t count) {
+    num_done.fetch_add(count);
+    if (caller_sleeps.load()) {
       std::lock_guard<std::mutex> lock(mutex);
       run_done.notify_one();
     }
@@ -161,7 +181,7 @@ struct ThreadPool::State {
       return !self.load_share().empty() || stop.load(std::memory_order_relaxed);
     };
     while (!stop.load(std::memory_order_relaxed)) {
-      if (!spin_until(may_spin, wanted)) {
+      if (!spin_until(may_spin, wanted, [&self] { self.read_ahead(); })) {
         std::unique_lock<std::mutex> lock(mutex);
         num_sleeping.fetch_add(1);
         // With the fence of publish(): either this sees its share, or publish() sees it asleep.
@@ -171,16 +191,15 @@ struct ThreadPool::State {
       }
       if (self.load_share().empty()) continue;
       leave_core(caller_core.load(std::memory_order_relaxed));
-      self.in_task.store(true);
-      drain(thread);
-      self.in_task.store(false);
+      self.in_task.store(true, std::memory_order_release);
+      if (const int64_t count = drain(thread)) report(count);
+      self.in_task.store(false, std::memory_order_release);
     }
   }
 
   void publish(int64_t count, TaskFn task_fn, void* task_context) {
     fn = task_fn;
     context = task_context;
-    num_tasks = count;
     caller_core.store(current_core(), std::memory_order_relaxed);
     num_done.store(0, std::memory_order_relaxed);
     for (int t = num_threads - 1; t >= 0; --t) {
@@ -196,14 +215,14 @@ struct ThreadPool::State {
     }
   }
 
-  // Other threads may still be inside their last task.
+  // Until the workers, who may still be inside their last task, have reported `count` tasks.
   void wait_done(int64_t count, Clock::time_point begin) {
     const auto finished = [this, count] {
       return num_done.load(std::memory_order_acquire) == count;
     };
     if (finished()) return;
     const auto drained = Clock::now();
-    if (spin_until(may_spin, finished)) return;
+    if (spin_until(may_spin, finished, cpu_pause)) return;
     const auto patience = std::max<Clock::duration>(2 * (drained - begin), kLateAfter);
     caller_sleeps.store(true);
     {
@@ -271,6 +290,12 @@ ThreadPool::~ThreadPool() {
   for (std::thread& thread : state_->threads) thread.join();
 }
 
+void ThreadPool::read_while_waiting(int thread, const uint8_t* begin, int64_t size_bytes) {
+  State::Thread& self = state_->shares[static_cast<size_t>(thread)];
+  self.ahead = begin;
+  self.ahead_end = begin + size_bytes;
+}
+
 int64_t ThreadPool::num_late() const { return state_->num_late.load(std::memory_order_relaxed); }
 
 void ThreadPool::run(int64_t num_tasks, void (*fn)(void* context, int64_t task, int thread),
@@ -284,8 +309,8 @@ void ThreadPool::run(int64_t num_tasks, void (*fn)(void* context, int64_t task, 
   }
   const auto begin = Clock::now();
   state_->publish(num_tasks, fn, context);
-  state_->drain(0);
-  state_->wait_done(num_tasks, begin);
+  const int64_t count = state_->drain(0);
+  state_->wait_done(num_tasks - count, begin);
 }
 
 }  // namespace flarecore

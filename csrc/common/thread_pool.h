@@ -28,6 +28,9 @@ class ThreadPool {
   static int64_t share_begin(int64_t num_tasks, int thread, int num_threads) {
     return (num_tasks * thread + num_threads - 1) / num_threads;
   }
+  // What `thread` asks memory for while it waits for its next task; it is never dereferenced. To be
+  // called by a task on its own thread.
+  void read_while_waiting(int thread, const uint8_t* begin, int64_t size_bytes);
   int64_t num_late() const;  // how often a worker was moved to the caller's core
 
   // Calls fn(context, task, thread) for each task in [0, num_tasks), thread in [0, num_threads).

@@ -52,8 +52,9 @@ struct QuantizedJob {
   int64_t x_stride;
   float* y;
   int64_t y_stride;
-  int64_t tile_end;     // of the call
-  const uint8_t* next;  // what is read after it, or null
+  int64_t tile_end;      // of the call
+  const uint8_t* next;   // what is read after it, or null
+  int64_t tiles_ahead;   // between the tile worked on and the one asked for
 };
 
 // Rows (or groups) of the next block where `left` of them go into as few blocks of at most `most`

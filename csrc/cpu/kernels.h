@@ -41,6 +41,11 @@ struct PackedView {
   int64_t tile_size_bytes;  // distance between two tiles, a multiple of 64
 };
 
+// How far ahead the products of few rows ask for weights, into L2: one stream that far ahead keeps
+// as much in flight as several side by side, and leaves the registers to the rows. In whole tiles,
+// so that codes and scales are asked for once each.
+constexpr int64_t kReadAheadBytes = 16 * 1024;
+
 // Activations of one row and group of 32 inputs in 8 bits, with what the kernels multiply next: one
 // stream a row, so that a block of rows needs few addresses. A quantised matrix of activations is
 // (num_rows, K / 32) of these.
@@ -62,13 +67,24 @@ struct BlockedRows {
 };
 
 // activate(x * gate^T, x * up^T), quantised: the feed-forward block up to its last product.
+template <typename Rows, typename Out>
 struct GatedProduct {
   PackedView gate, up;  // of one shape, the number of channels a multiple of 32
   void (*activate)(const float* gate, const float* up, int64_t n, float* y);  // silu_mul, ...
-  BlockedRows x;
-  uint8_t* out;  // cells of the same rows
-  int64_t out_num_groups;
+  Rows x;
+  Out* out;            // groups or cells of the same rows
+  int64_t out_stride;  // groups between two rows, cells between two blocks
 };
+
+// Activations of few rows, (num_rows, *) with row stride `stride` groups.
+struct QuantizedRows {
+  const QuantizedGroup* groups;
+  int64_t stride;
+  int num_rows;
+};
+
+using GatedRows = GatedProduct<QuantizedRows, QuantizedGroup>;
+using GatedBlocks = GatedProduct<BlockedRows, uint8_t>;
 
 // Attention of up to kMaxAttentionRows query rows of one sequence that share one KV head, over the
 // KV blocks [block_begin, block_end). Row i sees the token positions [first_visible[i],
@@ -151,7 +167,10 @@ struct KernelTable {
   void (*matmul_blocks)(const PackedView& w, const BlockedRows& x, int64_t tile_begin,
                         int64_t tile_end, float* y, int64_t y_stride, bool adds);
   // Groups of 32 channels [group_begin, group_end), that is of the output's groups.
-  void (*gated_blocks)(const GatedProduct& product, int64_t group_begin, int64_t group_end);
+  void (*gated_blocks)(const GatedBlocks& product, int64_t group_begin, int64_t group_end);
+  // The same for few rows; `next` as in matmul_quantized.
+  void (*gated_rows)(const GatedRows& product, int64_t group_begin, int64_t group_end,
+                     const uint8_t* next);
 
   // Softmax numerators over one split of the context (flash style, blocks in ascending order).
   void (*attention)(const AttentionArgs& args);

@@ -87,13 +87,13 @@ void matmul_blocks(const PackedView& w, const BlockedRows& x, int64_t tile_begin
   });
 }
 
-void gated_blocks(const GatedProduct& product, int64_t group_begin, int64_t group_end) {
+void gated_blocks(const GatedBlocks& product, int64_t group_begin, int64_t group_end) {
   count_product();
   const TileUse use;
   ChunkOutputs gate, up;
   for_chunks(product.x, [&](int row, int num_rows, const BlockCell* cells) {
     const int blocks = blocks_of(num_rows);
-    auto* to = reinterpret_cast<BlockCell*>(product.out) + row / kAmxRows * product.out_num_groups;
+    auto* to = reinterpret_cast<BlockCell*>(product.out) + row / kAmxRows * product.out_stride;
     for (int64_t group = group_begin; group < group_end; ++group) {
       const int64_t tile = group * kPanelTiles;
       run_product({&product.gate, {tile, tile + 1}, cells, product.x.num_groups, blocks, nullptr,
@@ -105,7 +105,7 @@ void gated_blocks(const GatedProduct& product, int64_t group_begin, int64_t grou
         product.activate(y, up.y[block][0][0], kAmxRows * kGroupSize, y);
         const int left = num_rows - block * kAmxRows;
         quantize_cell(y, kGroupSize, left < kAmxRows ? left : kAmxRows,
-                      to + block * product.out_num_groups + group);
+                      to + block * product.out_stride + group);
       }
     }
   });

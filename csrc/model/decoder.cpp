@@ -11,9 +11,13 @@ namespace {
 constexpr int kSerialRows = 4;  // up to here row work stays on the calling thread
 constexpr int kHeadRows = 8;    // rows of logits held at a time
 
-// Whether the kernels for many rows take every feed-forward matrix.
-bool can_fuse_ffn(const DecoderWeights& weights) {
-  const auto takes = kernels().multiplies_blocks;
+// A norm's weights are read by one thread while the others wait: asked for during the product before.
+void ask_for(const std::vector<float>& weights) {
+  for (size_t i = 0; i < weights.size(); i += 16) __builtin_prefetch(weights.data() + i, 0, 2);
+}
+
+// Whether every feed-forward matrix is of a format that these kernels take.
+bool all_ffn(const DecoderWeights& weights, bool (*takes)(WeightFormat format)) {
   return std::all_of(weights.layers.begin(), weights.layers.end(), [&](const auto& layer) {
     return takes(layer.gate.view().format) && takes(layer.up.view().format) &&
            takes(layer.down.view().format);
@@ -26,7 +30,8 @@ Decoder::Decoder(const DecoderConfig& config, std::shared_ptr<const DecoderWeigh
                  const KvLayout& layout, const BlockPool* blocks, ThreadPool* threads)
     : config_(config),
       weights_(std::move(weights)),
-      can_fuse_ffn_(can_fuse_ffn(*weights_)),
+      can_fuse_rows_(all_ffn(*weights_, is_quantized)),
+      can_fuse_blocks_(all_ffn(*weights_, kernels().multiplies_blocks)),
       layout_(layout),
       blocks_(blocks),
       threads_(threads),
@@ -74,7 +79,7 @@ void Decoder::plan(Span<const ForwardSegment> segments) {
                            segments[s].position(place)});
     }
   }
-  ws_->resize(config_, can_fuse_ffn_);
+  ws_->resize(config_, can_fuse_rows_, can_fuse_blocks_);
   ws_->plan_attention(config_, segments);
 }
 
@@ -104,19 +109,22 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
       {&layer.q, ws_->query.data(), config_.query_size()},
       {&layer.k, ws_->key.data(), config_.kv_size()},
       {&layer.v, ws_->value.data(), config_.kv_size()}};
-  const TileRun next({&layer.o}, *threads_);
-  run_linear(qkv, ws_->input, num_rows, threads_, &next);
-  for_rows([&](int row) { rotate_and_store(layer, index, segments, row); });
+  const TileRun o({&layer.o}, *threads_);
+  run_linear(qkv, ws_->input, num_rows, threads_, &o);
+  if (!ws_->prepares_in_tasks) {
+    for_rows([&](int row) { rotate_and_store(layer, index, segments, row); });
+  }
   const AttentionPlan& plan = ws_->plan_of(config_.layers[index].window);
   threads_->parallel_for(int64_t(plan.tiles.size()) * config_.num_kv_heads,
-                         [&](int64_t task, int) { attend(index, plan, segments, task); });
+                         [&](int64_t task, int) { attend(layer, index, plan, segments, task); });
   for_blocks([&](int first, int count) {
     for (int row = first; row < first + count; ++row) join_splits(plan, row);
     ws_->input.quantize(first, count, config_.query_size(), {&layer.o});
   });
   const LinearTarget out = residual_target(layer.o, ws_->input, layer.attention_post_norm);
-  const TileRun gate_up({&layer.gate, &layer.up}, *threads_);
-  run_linear({&out, 1}, ws_->input, num_rows, threads_, &gate_up);
+  const TileRun next = gate_and_up_run(layer);
+  ask_for(layer.ffn_norm);
+  run_linear({&out, 1}, ws_->input, num_rows, threads_, &next);
   ws_->adds_later = !out.adds;
 }
 
@@ -147,6 +155,11 @@ TileRun Decoder::run_after(int index) const {
   return TileRun({&layer.q, &layer.k, &layer.v}, *threads_);
 }
 
+TileRun Decoder::gate_and_up_run(const LayerWeights& layer) const {
+  return ws_->fused ? gated_run(layer.gate, *threads_)
+                    : TileRun({&layer.gate, &layer.up}, *threads_);
+}
+
 void Decoder::ffn_block(const LayerWeights& layer, int index) {
   const int num_rows = static_cast<int>(ws_->rows.size());
   for_blocks([&](int first, int count) {
@@ -160,13 +173,15 @@ void Decoder::ffn_block(const LayerWeights& layer, int index) {
   const auto activate = config_.activation == Activation::kSilu ? kernels().silu_mul
                                                                 : kernels().gelu_tanh_mul;
   if (ws_->fused) {
-    run_gated(layer.gate, layer.up, activate, ws_->input, num_rows, threads_, &ws_->gated);
+    const TileRun next({&layer.down}, *threads_);
+    run_gated(layer.gate, layer.up, activate, ws_->input, num_rows, threads_, &ws_->gated, &next);
   } else {
     gate_and_up(layer, activate);
   }
   const ActivationRows& input = ws_->fused ? ws_->gated : ws_->input;
   const LinearTarget down = residual_target(layer.down, input, layer.ffn_post_norm);
   const TileRun after = run_after(index);
+  if (index + 1 < config_.num_layers) ask_for(weights_->layers[index + 1].attention_norm);
   run_linear({&down, 1}, input, num_rows, threads_, &after);
   if (!down.adds) for_rows([&](int row) { add_to_residual(row, layer.ffn_post_norm); });
 }

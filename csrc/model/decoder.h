@@ -64,15 +64,20 @@ class Decoder {
   void attention_block(const LayerWeights& layer, int index, Span<const ForwardSegment> segments);
   void ffn_block(const LayerWeights& layer, int index);
   TileRun run_after(int index) const;
+  TileRun gate_and_up_run(const LayerWeights& layer) const;
   void gate_and_up(const LayerWeights& layer,
                    void (*activate)(const float*, const float*, int64_t, float*));
   void rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const;
   void rotate_and_store(const LayerWeights& weights, int layer,
                         Span<const ForwardSegment> segments, int row);
+  void store_kv(const LayerWeights& weights, int layer, Span<const ForwardSegment> segments,
+                int row, int kv_head);
+  void prepare_task(const LayerWeights& weights, int layer, const AttentionTile& tile,
+                    Span<const ForwardSegment> segments, int kv_head, float* query);
   VisibleRange visible(const AttentionTile& tile, int window, const ForwardSegment& segment,
                        int row) const;
-  void attend(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
-              int64_t task);
+  void attend(const LayerWeights& weights, int layer, const AttentionPlan& plan,
+              Span<const ForwardSegment> segments, int64_t task);
   void join_splits(const AttentionPlan& plan, int row);
   void add_to_residual(int row, const std::vector<float>& post_norm);
   LinearTarget residual_target(const PackedMatrix& matrix, const ActivationRows& input,
@@ -89,7 +94,7 @@ class Decoder {
 
   DecoderConfig config_;
   std::shared_ptr<const DecoderWeights> weights_;
-  bool can_fuse_ffn_;
+  bool can_fuse_rows_, can_fuse_blocks_;  // gate and up in one pass: of few rows, of many
   KvLayout layout_;
   const BlockPool* blocks_;
   ThreadPool* threads_;

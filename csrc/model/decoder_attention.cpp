@@ -30,29 +30,55 @@ void Decoder::rotate_head(float* head, const std::vector<float>& norm, int rotar
 
 void Decoder::rotate_and_store(const LayerWeights& weights, int layer,
                                Span<const ForwardSegment> segments, int row) {
-  const auto& r = ws_->rows[row];
-  const int head_dim = config_.head_dim, rotary = config_.layers[layer].rotary;
   float* query = ws_->query.data() + size_t(row) * config_.query_size();
   for (int h = 0; h < config_.num_heads; ++h) {
-    rotate_head(query + h * head_dim, weights.q_norm, rotary, row);
+    rotate_head(query + h * config_.head_dim, weights.q_norm, config_.layers[layer].rotary, row);
   }
+  for (int h = 0; h < config_.num_kv_heads; ++h) store_kv(weights, layer, segments, row, h);
+}
+
+// Rotates the key of one head and stores it with its value.
+void Decoder::store_kv(const LayerWeights& weights, int layer, Span<const ForwardSegment> segments,
+                       int row, int kv_head) {
+  const auto& r = ws_->rows[row];
+  const int head_dim = config_.head_dim;
   const BlockId block = segments[r.segment].blocks[r.place / kBlockTokens];
   const int slot = r.place % kBlockTokens;
-  for (int h = 0; h < config_.num_kv_heads; ++h) {
-    float* key = ws_->key.data() + size_t(row) * config_.kv_size() + h * head_dim;
-    const float* value = ws_->value.data() + size_t(row) * config_.kv_size() + h * head_dim;
-    rotate_head(key, weights.k_norm, rotary, row);
-    uint8_t* k_block = blocks_->data(block) + layout_.k_offset(layer, h);
-    uint8_t* v_row = blocks_->data(block) + layout_.v_offset(layer, h) +
-                     slot * head_dim * layout_.value_size_bytes();
-    if (layout_.float16) {
-      uint16_t half_key[512];  // read_decoder_config limits head_dim to 512
-      kernels().to_float16(key, head_dim, half_key);
-      store_key(half_key, head_dim, slot, k_block);
-      kernels().to_float16(value, head_dim, reinterpret_cast<uint16_t*>(v_row));
-    } else {
-      store_key(key, head_dim, slot, k_block);
-      std::memcpy(v_row, value, head_dim * sizeof(float));
+  const size_t offset = size_t(row) * config_.kv_size() + size_t(kv_head) * head_dim;
+  float* key = ws_->key.data() + offset;
+  const float* value = ws_->value.data() + offset;
+  rotate_head(key, weights.k_norm, config_.layers[layer].rotary, row);
+  uint8_t* k_block = blocks_->data(block) + layout_.k_offset(layer, kv_head);
+  uint8_t* v_row = blocks_->data(block) + layout_.v_offset(layer, kv_head) +
+                   slot * head_dim * layout_.value_size_bytes();
+  if (layout_.float16) {
+    uint16_t half_key[512];  // read_decoder_config limits head_dim to 512
+    kernels().to_float16(key, head_dim, half_key);
+    store_key(half_key, head_dim, slot, k_block);
+    kernels().to_float16(value, head_dim, reinterpret_cast<uint16_t*>(v_row));
+  } else {
+    store_key(key, head_dim, slot, k_block);
+    std::memcpy(v_row, value, head_dim * sizeof(float));
+  }
+}
+
+// What comes before attention, for one tile and KV head: queries rotated into a place of the task's
+// own, since tasks of other splits rotate them too; keys and values of the rows that lie in the
+// tile's blocks, which no other task reads.
+void Decoder::prepare_task(const LayerWeights& weights, int layer, const AttentionTile& tile,
+                           Span<const ForwardSegment> segments, int kv_head, float* query) {
+  const int head_dim = config_.head_dim, group = config_.num_group_heads();
+  for (int i = 0; i < tile.num_rows; ++i, query += group * head_dim) {
+    const int row = tile.row_begin + i;
+    const float* from = ws_->query.data() + size_t(row) * config_.query_size() +
+                        size_t(kv_head) * group * head_dim;
+    std::copy(from, from + group * head_dim, query);
+    for (int h = 0; h < group; ++h) {
+      rotate_head(query + h * head_dim, weights.q_norm, config_.layers[layer].rotary, row);
+    }
+    const int block = ws_->rows[row].place / kBlockTokens;
+    if (tile.passage == kOwnBlocks && block >= tile.block_begin && block < tile.block_end) {
+      store_kv(weights, layer, segments, row, kv_head);
     }
   }
 }
@@ -67,8 +93,8 @@ Decoder::VisibleRange Decoder::visible(const AttentionTile& tile, int window,
   return {first_position - segment.num_head, segment.passages[tile.passage]->num_tokens()};
 }
 
-void Decoder::attend(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
-                     int64_t task) {
+void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan& plan,
+                     Span<const ForwardSegment> segments, int64_t task) {
   const int kv_head = static_cast<int>(task % config_.num_kv_heads);
   const int64_t tile_index = task / config_.num_kv_heads;
   const AttentionTile& tile = plan.tiles[tile_index];
@@ -93,9 +119,16 @@ void Decoder::attend(int layer, const AttentionPlan& plan, Span<const ForwardSeg
   }
   const size_t cell = size_t(task) * kMaxAttentionRows * group;
   AttentionArgs args;
-  args.q = ws_->query.data() + size_t(tile.row_begin) * config_.query_size() +
-           size_t(kv_head) * group * config_.head_dim;
-  args.q_row_stride = config_.query_size();
+  if (ws_->prepares_in_tasks) {
+    float* query = ws_->task_query.data() + cell * config_.head_dim;
+    prepare_task(weights, layer, tile, segments, kv_head, query);
+    args.q = query;
+    args.q_row_stride = int64_t{group} * config_.head_dim;
+  } else {
+    args.q = ws_->query.data() + size_t(tile.row_begin) * config_.query_size() +
+             size_t(kv_head) * group * config_.head_dim;
+    args.q_row_stride = config_.query_size();
+  }
   args.num_rows = tile.num_rows;
   args.num_group_heads = group;
   args.head_dim = config_.head_dim;

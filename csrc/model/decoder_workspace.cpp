@@ -12,7 +12,8 @@ void grow(std::vector<float>* buffer, size_t size) {
 
 }  // namespace
 
-void Decoder::Workspace::resize(const DecoderConfig& config, bool can_fuse_ffn) {
+void Decoder::Workspace::resize(const DecoderConfig& config, bool can_fuse_rows,
+                                bool can_fuse_blocks) {
   const size_t num_rows = rows.size();
   const bool is_many = num_rows >= kManyRows;
   hidden_size_ = config.hidden_size;
@@ -23,7 +24,7 @@ void Decoder::Workspace::resize(const DecoderConfig& config, bool can_fuse_ffn) 
   grow(&value, num_rows * config.kv_size());
   input.set_blocked(is_many);
   gated.set_blocked(is_many);
-  fused = is_many && can_fuse_ffn;
+  fused = is_many ? can_fuse_blocks : can_fuse_rows;
   int64_t widest = std::max(config.hidden_size, config.query_size());
   if (fused) {
     gated.resize(num_rows, config.intermediate_size);
@@ -41,6 +42,11 @@ void Decoder::Workspace::resize(const DecoderConfig& config, bool can_fuse_ffn) 
 
 void Decoder::Workspace::plan_attention(const DecoderConfig& config,
                                         Span<const ForwardSegment> segments) {
+  // A task may read what it stores itself, not what another one stores in the same run: so all rows
+  // of a segment have to share their tiles.
+  prepares_in_tasks = std::all_of(segments.begin(), segments.end(), [](const auto& segment) {
+    return segment.tokens.size() <= size_t{kMaxAttentionRows};
+  });
   plans.clear();
   for (const LayerConfig& layer : config.layers) {
     const auto known = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {
@@ -55,6 +61,7 @@ void Decoder::Workspace::plan_attention(const DecoderConfig& config,
   for (const AttentionPlan& plan : plans) num_tiles = std::max(num_tiles, plan.tiles.size());
   const size_t cells = num_tiles * config.num_kv_heads * kMaxAttentionRows * config.num_group_heads();
   grow(&partial_out, cells * config.head_dim);
+  if (prepares_in_tasks) grow(&task_query, cells * config.head_dim);
   grow(&partial_max, cells);
   grow(&partial_sum, cells);
 }

@@ -55,7 +55,9 @@ struct Decoder::Workspace {
   ActivationRows input;                    // input of the next product
   ActivationRows gated;                    // (rows, ffn) input of the last one, if fused
   bool adds_later = true;                  // attention's output waits in delta
+  bool prepares_in_tasks = false;          // attention's tasks rotate and store before they attend
   bool fused = false;                      // of this pass: gate and up are never in memory
+  std::vector<float> task_query;           // as partial_out, if prepares_in_tasks
   std::vector<float> partial_out;          // (tiles, kv heads, kMaxAttentionRows, group, head_dim)
   std::vector<float> partial_max, partial_sum;  // (tiles, kv heads, kMaxAttentionRows, group)
   std::vector<float> logits;               // (kHeadRows, vocab)
@@ -72,7 +74,7 @@ struct Decoder::Workspace {
     return {{logits.data() + i * vocab, vocab}, {stats.data() + i * runs, runs}};
   }
 
-  void resize(const DecoderConfig& config, bool can_fuse_ffn);
+  void resize(const DecoderConfig& config, bool can_fuse_rows, bool can_fuse_blocks);
   void plan_attention(const DecoderConfig& config, Span<const ForwardSegment> segments);
   void fill_rotation(const DecoderConfig& config, int row, int position);
 

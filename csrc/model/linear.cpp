@@ -56,7 +56,10 @@ void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_
 namespace {
 
 // A few tasks a thread even out a busy neighbour; more would only cost hand-outs.
-constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kTasksPerThread = 8;
+
+// More than a thread gets read while it waits, and little enough to stay in L2.
+constexpr int64_t kWaitingBytes = 256 * 1024;
 
 std::atomic<int64_t> gated_passes{0};
 
@@ -95,42 +98,68 @@ const uint8_t* TileRun::address(int64_t tile) const {
   return nullptr;
 }
 
+const uint8_t* TileRun::read_after(int64_t end, int thread, const TileRun* next,
+                                   ThreadPool* threads) const {
+  const int64_t share_end = share_begin(thread + 1);
+  if (end < share_end) return address(end);
+  if (end > share_end || next == nullptr) return nullptr;
+  const int64_t begin = next->share_begin(thread), tiles = next->share_begin(thread + 1) - begin;
+  const uint8_t* address = next->address(begin);
+  // The product itself asks for the first bytes.
+  const int64_t size = tiles * next->matrices_[0]->view().tile_size_bytes;
+  threads->read_while_waiting(thread, address + kReadAheadBytes,
+                              std::clamp<int64_t>(size - kReadAheadBytes, 0, kWaitingBytes));
+  return address;
+}
+
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
                 ThreadPool* threads, const TileRun* next) {
   const TileRun run(targets, *threads);
   threads->parallel_for(run.num_tasks(), [&](int64_t task, int thread) {
     const int64_t task_begin = run.task_begin(task), task_end = run.task_begin(task + 1);
-    const int64_t share_end = run.share_begin(thread + 1);
-    // What the thread reads after tile `end`; unknown where it helps another.
-    const auto after = [&](int64_t end) -> const uint8_t* {
-      if (end < share_end) return run.address(end);
-      if (end > share_end || next == nullptr) return nullptr;
-      return next->address(next->share_begin(thread));
-    };
     int64_t base = 0;
     for (const LinearTarget& target : targets) {
       const int64_t tiles = target.matrix->num_tiles();
       const int64_t begin = std::max(task_begin, base), end = std::min(task_end, base + tiles);
       if (begin < end) {
-        run_tiles(target, input, num_rows, begin - base, end - base, after(end));
+        run_tiles(target, input, num_rows, begin - base, end - base,
+                  run.read_after(end, thread, next, threads));
       }
       base += tiles;
     }
   });
 }
 
+TileRun gated_run(const PackedMatrix& gate, const ThreadPool& threads) {
+  const int64_t num_groups = gate.num_rows() / kGroupSize;
+  const int64_t wanted = int64_t{threads.num_threads()} * kTasksPerThread;
+  const int64_t chunk = std::max<int64_t>(1, num_groups / wanted);
+  return TileRun({&gate}, threads, chunk * kGroupSize / gate.view().tile);
+}
+
 void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                void (*activate)(const float*, const float*, int64_t, float*),
                const ActivationRows& input, int num_rows, ThreadPool* threads,
-               ActivationRows* out) {
-  gated_passes.fetch_add(1, std::memory_order_relaxed);
-  const GatedProduct product{gate.view(), up.view(), activate, input.blocks(num_rows),
-                             out->block(0), out->group_stride()};
-  const int64_t num_groups = gate.num_rows() / kGroupSize;
-  const int64_t wanted = int64_t{threads->num_threads()} * kTasksPerThread;
-  const int64_t chunk = std::max<int64_t>(1, num_groups / wanted);
-  threads->parallel_for((num_groups + chunk - 1) / chunk, [&](int64_t task, int) {
-    kernels().gated_blocks(product, task * chunk, std::min((task + 1) * chunk, num_groups));
+               ActivationRows* out, const TileRun* next) {
+  const TileRun run = gated_run(gate, *threads);
+  const int64_t group_tiles = kGroupSize / gate.view().tile;
+  if (input.reads_blocks(gate.view().format)) {
+    gated_passes.fetch_add(1, std::memory_order_relaxed);
+    const GatedBlocks product{gate.view(), up.view(), activate, input.blocks(num_rows),
+                              out->block(0), out->group_stride()};
+    threads->parallel_for(run.num_tasks(), [&](int64_t task, int) {
+      kernels().gated_blocks(product, run.task_begin(task) / group_tiles,
+                             run.task_begin(task + 1) / group_tiles);
+    });
+    return;
+  }
+  const GatedRows product{gate.view(), up.view(), activate,
+                          {input.groups(), input.group_stride(), num_rows},
+                          out->groups(), out->group_stride()};
+  threads->parallel_for(run.num_tasks(), [&](int64_t task, int thread) {
+    const int64_t end = run.task_begin(task + 1);
+    kernels().gated_rows(product, run.task_begin(task) / group_tiles, end / group_tiles,
+                         run.read_after(end, thread, next, threads));
   });
 }
 

@@ -42,6 +42,7 @@ class ActivationRows {
   const QuantizedGroup* groups() const {
     return reinterpret_cast<const QuantizedGroup*>(groups_.data());
   }
+  QuantizedGroup* groups() { return reinterpret_cast<QuantizedGroup*>(groups_.data()); }
   int64_t group_stride() const { return stride_ / kGroupSize; }
   BlockedRows blocks(int num_rows) const { return {cells().data(), group_stride(), num_rows}; }
   uint8_t* block(int64_t first_row);  // cells of the block that begins with this row
@@ -80,6 +81,10 @@ class TileRun {
   }
   // Where a tile lies; null behind the last one.
   const uint8_t* address(int64_t tile) const;
+  // What `thread` reads when it is through with the tiles before `end`; null if it helps another
+  // or nothing is known of the `next` run. At the end of its share it will ask for the next one
+  // while it waits.
+  const uint8_t* read_after(int64_t end, int thread, const TileRun* next, ThreadPool* threads) const;
 
  private:
   void choose_chunk(int64_t chunk);
@@ -94,14 +99,16 @@ class TileRun {
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
                 ThreadPool* threads, const TileRun* next = nullptr);
 
-// The gate and up products of many rows, activated and quantised into `out` as its quantize()
-// would: the products themselves never leave the cache. All rows of `input` are in blocks.
+// The gate and up products, activated and quantised into `out` as its quantize() would: the products
+// themselves never leave the cache. All rows of `input` are in blocks, or none.
 void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                void (*activate)(const float*, const float*, int64_t, float*),
                const ActivationRows& input, int num_rows, ThreadPool* threads,
-               ActivationRows* out);
+               ActivationRows* out, const TileRun* next = nullptr);
+// The tiles of `gate` as run_gated shares them out.
+TileRun gated_run(const PackedMatrix& gate, const ThreadPool& threads);
 
-int64_t num_gated_passes();  // calls of run_gated so far; for tests
+int64_t num_gated_passes();  // calls of run_gated with blocks so far; for tests
 
 // One target's tiles [tile_begin, tile_end) on the calling thread, which reads `next` after them.
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,
