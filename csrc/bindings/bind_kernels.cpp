@@ -131,7 +131,8 @@ py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>&
                      static_cast<int>(dim), scale, sizeof(T) == 2, k_blocks.data(),
                      v_blocks.data(), block_begin, block_end, first_visible.data(),
                      end_visible.data(), out.mutable_data(), row_max.mutable_data(),
-                     row_sum.mutable_data(), &num_converted};
+                     row_sum.mutable_data()};
+  args.num_converted = &num_converted;
   table_of(isa).attention(args);
   return py::make_tuple(out, row_max, row_sum);
 }

@@ -86,6 +86,10 @@ struct QuantizedRows {
 using GatedRows = GatedProduct<QuantizedRows, QuantizedGroup>;
 using GatedBlocks = GatedProduct<BlockedRows, uint8_t>;
 
+// Blocks between the one worked on and the one asked for, into L2: the pieces of a block are too
+// short for the processor to see them coming.
+constexpr int kAttentionBlocksAhead = 2;
+
 // Attention of up to kMaxAttentionRows query rows of one sequence that share one KV head, over the
 // KV blocks [block_begin, block_end). Row i sees the token positions [first_visible[i],
 // end_visible[i]); both are absolute, end_visible is at most block_end * 32 of the written tokens.
@@ -106,6 +110,9 @@ struct AttentionArgs {
   float* out;                    // (num_rows, num_group_heads, head_dim) unnormalised sum of p * v
   float* row_max;                // (num_rows, num_group_heads); -inf where nothing is visible
   float* row_sum;                // (num_rows, num_group_heads) sum of exp(score - row_max)
+  // What the thread reads after the last block, in pieces of a block's K and V in turns; null where
+  // nothing is known. It is only asked for.
+  const void* ahead[2 * kAttentionBlocksAhead] = {};
   int* num_converted = nullptr;  // counts blocks converted to float32 for many rows; for tests
 };
 constexpr int kMaxAttentionRows = 16;

@@ -109,22 +109,25 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
       {&layer.q, ws_->query.data(), config_.query_size()},
       {&layer.k, ws_->key.data(), config_.kv_size()},
       {&layer.v, ws_->value.data(), config_.kv_size()}};
-  const TileRun o({&layer.o}, *threads_);
-  run_linear(qkv, ws_->input, num_rows, threads_, &o);
+  const AttentionPlan& plan = ws_->plan_of(config_.layers[index].window);
+  const AttentionRead kv(*this, index, plan, segments);
+  run_linear(qkv, ws_->input, num_rows, threads_, &kv);
   if (!ws_->prepares_in_tasks) {
     for_rows([&](int row) { rotate_and_store(layer, index, segments, row); });
   }
-  const AttentionPlan& plan = ws_->plan_of(config_.layers[index].window);
+  const TileRun o({&layer.o}, *threads_);
   threads_->parallel_for(int64_t(plan.tiles.size()) * config_.num_kv_heads,
-                         [&](int64_t task, int) { attend(layer, index, plan, segments, task); });
+                         [&](int64_t task, int thread) {
+                           attend(layer, index, plan, segments, task, thread, o);
+                         });
   for_blocks([&](int first, int count) {
     for (int row = first; row < first + count; ++row) join_splits(plan, row);
     ws_->input.quantize(first, count, config_.query_size(), {&layer.o});
   });
   const LinearTarget out = residual_target(layer.o, ws_->input, layer.attention_post_norm);
-  const TileRun next = gate_and_up_run(layer);
+  const TileRun gate_up = gate_and_up_run(layer);
   ask_for(layer.ffn_norm);
-  run_linear({&out, 1}, ws_->input, num_rows, threads_, &next);
+  run_linear({&out, 1}, ws_->input, num_rows, threads_, &gate_up);
   ws_->adds_later = !out.adds;
 }
 

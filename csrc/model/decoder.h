@@ -58,6 +58,7 @@ class Decoder {
   struct AttentionTile;
   struct VisibleRange;
   struct AttentionPlan;
+  class AttentionRead;
 
   void plan(Span<const ForwardSegment> segments);
   void embed(Span<const ForwardSegment> segments);
@@ -74,10 +75,14 @@ class Decoder {
                 int row, int kv_head);
   void prepare_task(const LayerWeights& weights, int layer, const AttentionTile& tile,
                     Span<const ForwardSegment> segments, int kv_head, float* query);
+  const uint8_t* block_of(const AttentionTile& tile, const ForwardSegment& segment,
+                          int block) const;
   VisibleRange visible(const AttentionTile& tile, int window, const ForwardSegment& segment,
                        int row) const;
   void attend(const LayerWeights& weights, int layer, const AttentionPlan& plan,
-              Span<const ForwardSegment> segments, int64_t task);
+              Span<const ForwardSegment> segments, int64_t task, int thread, const NextRead& next);
+  void find_ahead(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
+                  int64_t task, int thread, const NextRead& next, AttentionArgs* args);
   void join_splits(const AttentionPlan& plan, int row);
   void add_to_residual(int row, const std::vector<float>& post_norm);
   LinearTarget residual_target(const PackedMatrix& matrix, const ActivationRows& input,

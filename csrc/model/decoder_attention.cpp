@@ -83,6 +83,48 @@ void Decoder::prepare_task(const LayerWeights& weights, int layer, const Attenti
   }
 }
 
+Span<const uint8_t> Decoder::AttentionRead::first_bytes(int thread) const {
+  const int num_heads = decoder_.config_.num_kv_heads;
+  const int64_t num_tasks = int64_t(plan_.tiles.size()) * num_heads;
+  const int64_t task = ThreadPool::share_begin(num_tasks, thread, decoder_.threads_->num_threads());
+  if (task >= num_tasks) return {};
+  const AttentionTile& tile = plan_.tiles[task / num_heads];
+  const uint8_t* block = decoder_.block_of(tile, segments_[tile.segment], tile.block_end - 1);
+  return {block + decoder_.layout_.k_offset(layer_, static_cast<int>(task % num_heads)),
+          decoder_.layout_.head_size_bytes()};
+}
+
+const uint8_t* Decoder::block_of(const AttentionTile& tile, const ForwardSegment& segment,
+                                 int block) const {
+  return tile.passage == kOwnBlocks ? blocks_->data(segment.blocks[block])
+                                    : segment.passages[tile.passage]->block(block);
+}
+
+// What the thread reads after this task: the next task's first blocks, after its last one what the
+// `next` run begins with.
+void Decoder::find_ahead(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
+                         int64_t task, int thread, const NextRead& next, AttentionArgs* args) {
+  const int64_t num_tasks = int64_t(plan.tiles.size()) * config_.num_kv_heads;
+  const int64_t share_end = ThreadPool::share_begin(num_tasks, thread + 1, threads_->num_threads());
+  const int64_t piece = static_cast<int64_t>(layout_.head_size_bytes());
+  constexpr int kPieces = 2 * kAttentionBlocksAhead;
+  if (task + 1 < share_end) {
+    const AttentionTile& tile = plan.tiles[(task + 1) / config_.num_kv_heads];
+    const int kv_head = static_cast<int>((task + 1) % config_.num_kv_heads);
+    for (int i = 0; i < kAttentionBlocksAhead && tile.block_begin + i < tile.block_end; ++i) {
+      const uint8_t* block = block_of(tile, segments[tile.segment], tile.block_begin + i);
+      args->ahead[2 * i] = block + layout_.k_offset(layer, kv_head);
+      args->ahead[2 * i + 1] = block + layout_.v_offset(layer, kv_head);
+    }
+  } else if (task + 1 == share_end) {
+    const Span<const uint8_t> bytes = next.first_bytes(thread);
+    for (int i = 0; i < kPieces && (i + 1) * piece <= static_cast<int64_t>(bytes.size()); ++i) {
+      args->ahead[i] = bytes.data() + i * piece;
+    }
+    read_while_waiting(next, thread, kPieces * piece, threads_);
+  }
+}
+
 // What a row sees of a tile's passage or sequence.
 Decoder::VisibleRange Decoder::visible(const AttentionTile& tile, int window,
                                        const ForwardSegment& segment, int row) const {
@@ -94,7 +136,8 @@ Decoder::VisibleRange Decoder::visible(const AttentionTile& tile, int window,
 }
 
 void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan& plan,
-                     Span<const ForwardSegment> segments, int64_t task) {
+                     Span<const ForwardSegment> segments, int64_t task, int thread,
+                     const NextRead& next) {
   const int kv_head = static_cast<int>(task % config_.num_kv_heads);
   const int64_t tile_index = task / config_.num_kv_heads;
   const AttentionTile& tile = plan.tiles[tile_index];
@@ -104,9 +147,7 @@ void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan
   const void* k_blocks[kSplitBlocks];
   const void* v_blocks[kSplitBlocks];
   for (int i = 0; i < num_blocks; ++i) {
-    const int block = tile.block_begin + i;
-    const uint8_t* base = tile.passage == kOwnBlocks ? blocks_->data(segment.blocks[block])
-                                                     : segment.passages[tile.passage]->block(block);
+    const uint8_t* base = block_of(tile, segment, tile.block_begin + i);
     k_blocks[i] = base + layout_.k_offset(layer, kv_head);
     v_blocks[i] = base + layout_.v_offset(layer, kv_head);
   }
@@ -143,6 +184,7 @@ void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan
   args.out = ws_->partial_out.data() + cell * config_.head_dim;
   args.row_max = ws_->partial_max.data() + cell;
   args.row_sum = ws_->partial_sum.data() + cell;
+  find_ahead(layer, plan, segments, task, thread, next, &args);
   kernels().attention(args);
 }
 

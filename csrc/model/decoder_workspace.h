@@ -36,6 +36,22 @@ struct Decoder::AttentionPlan {
   std::vector<int> end_tile;     // (num_rows) [first_tile[r], end_tile[r]), ascending
 };
 
+// Where attention of one layer begins to read: the last block of a thread's first task, part of whose
+// lines the task writes before.
+class Decoder::AttentionRead final : public NextRead {
+ public:
+  AttentionRead(const Decoder& decoder, int layer, const AttentionPlan& plan,
+                Span<const ForwardSegment> segments)
+      : decoder_(decoder), layer_(layer), plan_(plan), segments_(segments) {}
+  Span<const uint8_t> first_bytes(int thread) const override;
+
+ private:
+  const Decoder& decoder_;
+  int layer_;
+  const AttentionPlan& plan_;
+  Span<const ForwardSegment> segments_;
+};
+
 struct Decoder::Workspace {
   struct Row {
     int segment;

@@ -98,22 +98,32 @@ const uint8_t* TileRun::address(int64_t tile) const {
   return nullptr;
 }
 
-const uint8_t* TileRun::read_after(int64_t end, int thread, const TileRun* next,
+Span<const uint8_t> TileRun::first_bytes(int thread) const {
+  const int64_t begin = share_begin(thread), tiles = share_begin(thread + 1) - begin;
+  if (tiles == 0) return {};
+  // Where matrices differ it is the size of the first one's tiles that counts: only a guess is lost.
+  return {address(begin), static_cast<size_t>(tiles * matrices_[0]->view().tile_size_bytes)};
+}
+
+void read_while_waiting(const NextRead& next, int thread, int64_t asked, ThreadPool* threads) {
+  const Span<const uint8_t> bytes = next.first_bytes(thread);
+  const int64_t left = static_cast<int64_t>(bytes.size()) - asked;
+  if (left > 0) {
+    threads->read_while_waiting(thread, bytes.data() + asked, std::min(left, kWaitingBytes));
+  }
+}
+
+const uint8_t* TileRun::read_after(int64_t end, int thread, const NextRead* next,
                                    ThreadPool* threads) const {
   const int64_t share_end = share_begin(thread + 1);
   if (end < share_end) return address(end);
   if (end > share_end || next == nullptr) return nullptr;
-  const int64_t begin = next->share_begin(thread), tiles = next->share_begin(thread + 1) - begin;
-  const uint8_t* address = next->address(begin);
-  // The product itself asks for the first bytes.
-  const int64_t size = tiles * next->matrices_[0]->view().tile_size_bytes;
-  threads->read_while_waiting(thread, address + kReadAheadBytes,
-                              std::clamp<int64_t>(size - kReadAheadBytes, 0, kWaitingBytes));
-  return address;
+  read_while_waiting(*next, thread, kReadAheadBytes, threads);
+  return next->first_bytes(thread).data();
 }
 
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
-                ThreadPool* threads, const TileRun* next) {
+                ThreadPool* threads, const NextRead* next) {
   const TileRun run(targets, *threads);
   threads->parallel_for(run.num_tasks(), [&](int64_t task, int thread) {
     const int64_t task_begin = run.task_begin(task), task_end = run.task_begin(task + 1);
@@ -140,7 +150,7 @@ TileRun gated_run(const PackedMatrix& gate, const ThreadPool& threads) {
 void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                void (*activate)(const float*, const float*, int64_t, float*),
                const ActivationRows& input, int num_rows, ThreadPool* threads,
-               ActivationRows* out, const TileRun* next) {
+               ActivationRows* out, const NextRead* next) {
   const TileRun run = gated_run(gate, *threads);
   const int64_t group_tiles = kGroupSize / gate.view().tile;
   if (input.reads_blocks(gate.view().format)) {

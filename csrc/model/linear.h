@@ -63,10 +63,18 @@ struct LinearTarget {
   bool adds = false;  // to what is there; only where the input reads_blocks() for the matrix
 };
 
+// What a run reads, known before it begins, so that the run before it can ask for it.
+class NextRead {
+ public:
+  // What `thread` reads first; empty if it has no share.
+  virtual Span<const uint8_t> first_bytes(int thread) const = 0;
+
+ protected:
+  ~NextRead() = default;
+};
+
 // The tiles of matrices that one run multiplies, as one sequence, in chunks that are its tasks.
-// Where a thread's share of them begins is known before the run, so that the run before it can
-// already ask for those weights.
-class TileRun {
+class TileRun final : public NextRead {
  public:
   // Up to three matrices; `chunk` 0: as many tiles as suit a product.
   TileRun(std::initializer_list<const PackedMatrix*> matrices, const ThreadPool& threads,
@@ -81,10 +89,12 @@ class TileRun {
   }
   // Where a tile lies; null behind the last one.
   const uint8_t* address(int64_t tile) const;
+  Span<const uint8_t> first_bytes(int thread) const override;
   // What `thread` reads when it is through with the tiles before `end`; null if it helps another
   // or nothing is known of the `next` run. At the end of its share it will ask for the next one
   // while it waits.
-  const uint8_t* read_after(int64_t end, int thread, const TileRun* next, ThreadPool* threads) const;
+  const uint8_t* read_after(int64_t end, int thread, const NextRead* next,
+                            ThreadPool* threads) const;
 
  private:
   void choose_chunk(int64_t chunk);
@@ -97,14 +107,17 @@ class TileRun {
 // out = activations * matrix^T for each target; all targets have the same number of inputs. `next`
 // is the run after this one, if it is known.
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
-                ThreadPool* threads, const TileRun* next = nullptr);
+                ThreadPool* threads, const NextRead* next = nullptr);
 
 // The gate and up products, activated and quantised into `out` as its quantize() would: the products
 // themselves never leave the cache. All rows of `input` are in blocks, or none.
 void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                void (*activate)(const float*, const float*, int64_t, float*),
                const ActivationRows& input, int num_rows, ThreadPool* threads,
-               ActivationRows* out, const TileRun* next = nullptr);
+               ActivationRows* out, const NextRead* next = nullptr);
+// The first `asked` of what `thread` reads in `next` has been asked for: it asks for the rest while
+// it waits.
+void read_while_waiting(const NextRead& next, int thread, int64_t asked, ThreadPool* threads);
 // The tiles of `gate` as run_gated shares them out.
 TileRun gated_run(const PackedMatrix& gate, const ThreadPool& threads);
 
