@@ -281,8 +281,12 @@ def test_sampling_is_held_against_the_reference_sampler():
 
 
 def test_windows_do_not_overlap_and_are_whole():
-    assert quality.windows(range(11), 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert quality.windows(range(7), 4, head=[99]) == [[99, 0, 1, 2], [99, 3, 4, 5]]
+    assert quality.windows(range(9), 4) == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7]]
+    assert quality.windows(range(7), 4, head=[99]) == [
+        [99, 0, 1, 2], [99, 2, 3, 4], [99, 4, 5, 6]]
+    for head in ([], [99]):  # every token behind the first half window is scored once
+        scored = [t for part in quality.windows(range(40), 7, head) for t in part[7 // 2:]]
+        assert scored == list(range(3 - len(head), scored[-1] + 1))
     assert quality.windows(range(3), 4) == []
 
 

@@ -56,6 +56,21 @@ def test_threads(expected, compute, threads):
 
 
 @pytest.mark.parametrize("compute", COMPUTES)
+def test_few_rows_are_rotated_and_stored_by_the_tasks_of_attention(compute):
+    """Up to 16 rows of a sequence, also across the end of a split of 512 tokens; more before it."""
+    prompt, results = random_ids(681, 333, seed=6), []
+    for max_batch_tokens in (1, 10, 17, 34):  # each feeds the 680 rows in whole steps
+        engine = open_engine(SPEC, compute=compute, max_batch_tokens=max_batch_tokens)
+        before = _C.testing.num_prepared_passes()
+        sequence = engine.sequence(prompt)
+        num_prepared = _C.testing.num_prepared_passes() - before
+        assert num_prepared == (680 // max_batch_tokens if max_batch_tokens <= 16 else 0)
+        results.append(run(sequence, GREEDY))
+        engine.close()
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("compute", COMPUTES)
 @pytest.mark.parametrize("max_batch_tokens", [1, 7, 32, 33, 100, 1024])
 def test_prefill_chunks(expected, compute, max_batch_tokens):
     engine = open_engine(SPEC, compute=compute, max_batch_tokens=max_batch_tokens)

@@ -136,8 +136,11 @@ def test_gated_pass_has_the_bits_of_its_parts(isa, type_name, activation):
         products = [m.matmul(x, all_tiles(m)) for m in (gate, up)]
         gated = act(isa, *(p.ravel() for p in products)).reshape(rows, -1)
         want = testing.quantize_blocks(isa, gated)
+        # Rows of single groups are the blocks of the levels without tiles.
+        want_rows = testing.quantize_blocks("avx512" if isa == "amx" else isa, gated)
         for splits in ([5], [1, 2, 5], [2, 5]):
             assert np.array_equal(testing.gated_blocks(gate, up, x, activation, splits), want)
+            assert testing.gated_rows(gate, up, x, activation, splits) == want_rows.tobytes()
         assert len(np.unique(want)) > 20
 
 
@@ -157,15 +160,19 @@ MIXED = TinyLlama(tensor_type="F16", num_heads=4, num_kv_heads=2, hidden_size=12
 
 
 @pytest.mark.parametrize(("spec", "is_fused"), [(SPEC, True), (MIXED, False)])
-def test_engine_takes_the_gated_pass_for_many_rows(spec, is_fused):
-    """Passes of 31 rows go through memory, passes of 32 and more do not; the answer is the same."""
+def test_engine_takes_the_gated_pass(spec, is_fused):
+    """In blocks for passes of 32 and more rows, else in rows; the answer is the same."""
     prompt, results = random_ids(150, 333, seed=3), []
-    for max_batch_tokens in (31, 32, 150):
+    for max_batch_tokens in (7, 31, 32, 150):
         engine = open_engine(spec, compute="int8", max_batch_tokens=max_batch_tokens)
-        before = testing.num_gated_passes()
+        before = [testing.num_gated_passes(in_blocks) for in_blocks in (False, True)]
         sequence = engine.sequence(prompt)
-        assert (testing.num_gated_passes() > before) == (is_fused and max_batch_tokens >= 32)
+        taken = [testing.num_gated_passes(in_blocks) > before[in_blocks]
+                 for in_blocks in (False, True)]
+        is_many = max_batch_tokens >= 32
+        assert taken[is_many] == is_fused
+        assert is_many or not taken[True]
         decoded = sequence.decode(8, sampling=SamplingParams(), until="eos", ignore_eos=True)
         results.append(result_bits(decoded))
         engine.close()
-    assert results[0] == results[1] == results[2]
+    assert all(result == results[0] for result in results)

@@ -31,6 +31,16 @@ def test_workers_that_slept_take_part_again():
         threading.Event().wait(0.002)  # far longer than a worker spins
 
 
+def test_a_thread_keeps_to_its_share_and_helps_when_it_is_through():
+    pool = ThreadPool(2)
+    # The worker takes half of its share, 8 to 15, and sleeps: nobody waits for it with the rest.
+    assert pool.task_threads(16, 30) == [0] * 8 + [1] * 4 + [0] * 4
+    for num_threads in (2, 3, 5):
+        threads = ThreadPool(num_threads).task_threads(100, 1)
+        assert set(threads) <= set(range(num_threads))
+        assert num_threads - 1 in threads
+
+
 def test_pools_side_by_side():
     """More threads than cores, several pools at once: nothing is lost, nothing hangs."""
     counts = []

@@ -10,6 +10,7 @@
 
 #include "bindings/test_matrix.h"
 #include "common/aligned_buffer.h"
+#include "model/decoder.h"
 #include "model/linear.h"
 
 namespace py = pybind11;
@@ -82,30 +83,61 @@ FloatArray matmul_blocks(const TestMatrix& m, const FloatArray& x,
   return y;
 }
 
-// Cells of activate(x gate^T, x up^T), computed in calls over runs of groups that end at `splits`.
+// activate(x gate^T, x up^T) of groups of channels, quantised, by run(begin, end) over runs of groups
+// that end at `splits`.
+template <typename Run>
+void run_splits(const TestMatrix& gate, const TestMatrix& up, const std::vector<int64_t>& splits,
+                const Run& run) {
+  const int64_t ffn = gate.matrix.num_rows();
+  check(ffn == up.matrix.num_rows() && ffn % kGroupSize == 0, ErrorKind::kConfig,
+        "gate and up need the same shape, a multiple of ", kGroupSize, " channels");
+  int64_t begin = 0;
+  for (int64_t end : splits) {
+    check(end >= begin && end <= ffn / kGroupSize, ErrorKind::kConfig, "splits must ascend");
+    run(begin, end);
+    begin = end;
+  }
+}
+
+auto activation_of(const KernelTable& table, const std::string& name) {
+  check(name == "silu" || name == "gelu_tanh", ErrorKind::kConfig,
+        "activation must be 'silu' or 'gelu_tanh'");
+  return name == "silu" ? table.silu_mul : table.gelu_tanh_mul;
+}
+
 py::array_t<uint8_t> gated_blocks(const TestMatrix& gate, const TestMatrix& up, const FloatArray& x,
                                   const std::string& activation,
                                   const std::vector<int64_t>& splits) {
   check_takes(gate, x);
   check_takes(up, x);
-  const int64_t ffn = gate.matrix.num_rows();
-  check(ffn == up.matrix.num_rows() && ffn % kGroupSize == 0, ErrorKind::kConfig,
-        "gate and up need the same shape, a multiple of ", kGroupSize, " channels");
-  check(activation == "silu" || activation == "gelu_tanh", ErrorKind::kConfig,
-        "activation must be 'silu' or 'gelu_tanh'");
   const KernelTable& table = *gate.table;
   const Blocks blocks = quantize(table, x);
-  Blocks out(table, x.shape(0), ffn);
-  const GatedBlocks product{gate.matrix.view(), up.matrix.view(),
-                             activation == "silu" ? table.silu_mul : table.gelu_tanh_mul,
-                             blocks.view(), out.cells.data(), out.num_groups};
-  int64_t begin = 0;
-  for (int64_t end : splits) {
-    check(end >= begin && end <= out.num_groups, ErrorKind::kConfig, "splits must ascend");
-    table.gated_blocks(product, begin, end);
-    begin = end;
-  }
+  Blocks out(table, x.shape(0), gate.matrix.num_rows());
+  const GatedBlocks product{gate.matrix.view(), up.matrix.view(), activation_of(table, activation),
+                            blocks.view(), out.cells.data(), out.num_groups};
+  run_splits(gate, up, splits,
+             [&](int64_t begin, int64_t end) { table.gated_blocks(product, begin, end); });
   return bytes_array(out);
+}
+
+// The same for few rows: rows of QuantizedGroup.
+py::bytes gated_rows(const TestMatrix& gate, const TestMatrix& up, const FloatArray& x,
+                     const std::string& activation, const std::vector<int64_t>& splits) {
+  check_takes(gate, x);
+  check_takes(up, x);
+  const KernelTable& table = *gate.table;
+  const int64_t rows = x.shape(0), cols = x.shape(1), ffn = gate.matrix.num_rows();
+  std::vector<QuantizedGroup> in(static_cast<size_t>(rows * cols / kGroupSize));
+  std::vector<QuantizedGroup> out(static_cast<size_t>(rows * ffn / kGroupSize));
+  for (int64_t r = 0; r < rows; ++r) {
+    table.quantize_row(x.data() + r * cols, cols, &in[static_cast<size_t>(r * cols / kGroupSize)]);
+  }
+  const GatedRows product{gate.matrix.view(), up.matrix.view(), activation_of(table, activation),
+                          {in.data(), cols / kGroupSize, static_cast<int>(rows)},
+                          out.data(), ffn / kGroupSize};
+  run_splits(gate, up, splits,
+             [&](int64_t begin, int64_t end) { table.gated_rows(product, begin, end, nullptr); });
+  return {reinterpret_cast<const char*>(out.data()), out.size() * sizeof(QuantizedGroup)};
 }
 
 }  // namespace
@@ -123,7 +155,10 @@ void bind_blocks_testing(py::module_& t) {
         py::arg("add_to") = py::none());
   t.def("gated_blocks", &gated_blocks, py::arg("gate"), py::arg("up"), py::arg("x"),
         py::arg("activation"), py::arg("splits"));
-  t.def("num_gated_passes", &num_gated_passes);
+  t.def("gated_rows", &gated_rows, py::arg("gate"), py::arg("up"), py::arg("x"),
+        py::arg("activation"), py::arg("splits"));
+  t.def("num_prepared_passes", &num_prepared_passes);
+  t.def("num_gated_passes", &num_gated_passes, py::arg("in_blocks"));
 }
 
 }  // namespace flarecore

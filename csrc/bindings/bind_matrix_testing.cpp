@@ -173,6 +173,24 @@ void sleep_in_workers(ThreadPool& pool, int milliseconds) {
   });
 }
 
+// Which thread ran each task of a run whose last thread sleeps so long in its first task.
+std::vector<int> task_threads(ThreadPool& pool, int64_t num_tasks, int milliseconds) {
+  std::vector<int> threads(static_cast<size_t>(num_tasks), -1);
+  const int last = pool.num_threads() - 1;
+  const int64_t first = ThreadPool::share_begin(num_tasks, last, pool.num_threads());
+  std::atomic<bool> has_begun{false};
+  py::gil_scoped_release nogil;
+  pool.parallel_for(num_tasks, [&](int64_t task, int thread) {
+    threads[static_cast<size_t>(task)] = thread;
+    if (thread == last && task == first) {
+      has_begun = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    }
+    while (!has_begun.load()) std::this_thread::yield();
+  });
+  return threads;
+}
+
 }  // namespace
 
 void bind_matrix_testing(py::module_& t) {
@@ -182,6 +200,7 @@ void bind_matrix_testing(py::module_& t) {
   py::class_<ThreadPool>(t, "ThreadPool")
       .def(py::init<int>(), py::arg("num_threads"))
       .def_property_readonly("num_threads", &ThreadPool::num_threads)
+      .def("task_threads", &task_threads, py::arg("num_tasks"), py::arg("milliseconds"))
       .def_property_readonly("num_late", &ThreadPool::num_late)
       .def("sleep_in_workers", &sleep_in_workers, py::arg("milliseconds"))
       .def("count_tasks", &count_tasks, py::arg("num_tasks"), py::arg("runs") = 1);

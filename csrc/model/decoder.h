@@ -106,4 +106,7 @@ class Decoder {
   std::unique_ptr<Workspace> ws_;
 };
 
+// Passes so far whose attention tasks rotated and stored for themselves; for tests.
+int64_t num_prepared_passes();
+
 }  // namespace flarecore

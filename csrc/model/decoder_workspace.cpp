@@ -1,16 +1,21 @@
 #include "model/decoder_workspace.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 namespace flarecore {
 namespace {
+
+std::atomic<int64_t> prepared_passes{0};
 
 void grow(std::vector<float>* buffer, size_t size) {
   if (buffer->size() < size) buffer->resize(size);
 }
 
 }  // namespace
+
+int64_t num_prepared_passes() { return prepared_passes.load(std::memory_order_relaxed); }
 
 void Decoder::Workspace::resize(const DecoderConfig& config, bool can_fuse_rows,
                                 bool can_fuse_blocks) {
@@ -47,6 +52,7 @@ void Decoder::Workspace::plan_attention(const DecoderConfig& config,
   prepares_in_tasks = std::all_of(segments.begin(), segments.end(), [](const auto& segment) {
     return segment.tokens.size() <= size_t{kMaxAttentionRows};
   });
+  if (prepares_in_tasks) prepared_passes.fetch_add(1, std::memory_order_relaxed);
   plans.clear();
   for (const LayerConfig& layer : config.layers) {
     const auto known = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {

@@ -61,7 +61,7 @@ constexpr int64_t kTasksPerThread = 8;
 // More than a thread gets read while it waits, and little enough to stay in L2.
 constexpr int64_t kWaitingBytes = 256 * 1024;
 
-std::atomic<int64_t> gated_passes{0};
+std::atomic<int64_t> gated_passes[2];  // of rows, of blocks
 
 }  // namespace
 
@@ -153,8 +153,9 @@ void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                ActivationRows* out, const NextRead* next) {
   const TileRun run = gated_run(gate, *threads);
   const int64_t group_tiles = kGroupSize / gate.view().tile;
-  if (input.reads_blocks(gate.view().format)) {
-    gated_passes.fetch_add(1, std::memory_order_relaxed);
+  const bool in_blocks = input.reads_blocks(gate.view().format);
+  gated_passes[in_blocks].fetch_add(1, std::memory_order_relaxed);
+  if (in_blocks) {
     const GatedBlocks product{gate.view(), up.view(), activate, input.blocks(num_rows),
                               out->block(0), out->group_stride()};
     threads->parallel_for(run.num_tasks(), [&](int64_t task, int) {
@@ -173,6 +174,8 @@ void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
   });
 }
 
-int64_t num_gated_passes() { return gated_passes.load(std::memory_order_relaxed); }
+int64_t num_gated_passes(bool in_blocks) {
+  return gated_passes[in_blocks].load(std::memory_order_relaxed);
+}
 
 }  // namespace flarecore

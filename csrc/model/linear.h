@@ -121,7 +121,7 @@ void read_while_waiting(const NextRead& next, int thread, int64_t asked, ThreadP
 // The tiles of `gate` as run_gated shares them out.
 TileRun gated_run(const PackedMatrix& gate, const ThreadPool& threads);
 
-int64_t num_gated_passes();  // calls of run_gated with blocks so far; for tests
+int64_t num_gated_passes(bool in_blocks);  // calls of run_gated so far; for tests
 
 // One target's tiles [tile_begin, tile_end) on the calling thread, which reads `next` after them.
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,

@@ -1,8 +1,8 @@
 """Quality beside speed: what quantised arithmetic costs in perplexity and in greedy tokens.
 
-Perplexity is exp of the mean negative log probability of given tokens. The text is cut into
-windows that do not overlap; in each the first half is context and the second half is scored, for
-every engine the same. The exact result is float32 on the dequantised weights of the same file; the
+Perplexity is exp of the mean negative log probability of given tokens. A window slides over the
+text by half its length; its first half is context and its second half is scored, so that every token
+behind the first half window is scored once, for every engine the same. The exact result is float32 on the dequantised weights of the same file; the
 loss of an engine is how much larger its perplexity is.
 """
 
@@ -34,7 +34,7 @@ class QualityOptions:
     max_tokens : int
         Tokens of the text that are used.
     window : int
-        Tokens of a window; half of them are scored.
+        Tokens of a window; the second half of them is scored.
     prompts, prompt_tokens : int
         Prompts of the greedy comparison (at most 20) and tokens decoded after each.
     """
@@ -69,7 +69,7 @@ class Agreement:
 def windows(
     token_ids: Sequence[int], window: int, head: Sequence[int] = ()
 ) -> list[list[int]]:
-    """Windows of exactly `window` tokens that do not overlap, each behind `head`.
+    """Windows of exactly `window` tokens, each behind `head`, whose second halves adjoin.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def windows(
     """
     size = window - len(head)
     return [[*head, *token_ids[begin:begin + size]]
-            for begin in range(0, len(token_ids) - size + 1, size)]
+            for begin in range(0, len(token_ids) - size + 1, window - window // 2)]
 
 
 def log_probs(runner: Runner, parts: Sequence[Sequence[int]], report: Any) -> list[Any]:
