@@ -1,9 +1,10 @@
 """Quality beside speed: what quantised arithmetic costs in perplexity and in greedy tokens.
 
 Perplexity is exp of the mean negative log probability of given tokens. A window slides over the
-text by half its length; its first half is context and its second half is scored, so that every token
-behind the first half window is scored once, for every engine the same. The exact result is float32 on the dequantised weights of the same file; the
-loss of an engine is how much larger its perplexity is.
+text by half its length; its first half is context and its second half is scored, so that every
+token behind the first half window is scored once, for every engine the same. The exact result is
+float32 on the dequantised weights of the same file; the loss of an engine is how much larger its
+perplexity is.
 """
 
 from __future__ import annotations
