@@ -83,8 +83,8 @@ FloatArray matmul_blocks(const TestMatrix& m, const FloatArray& x,
   return y;
 }
 
-// activate(x gate^T, x up^T) of groups of channels, quantised, by run(begin, end) over runs of groups
-// that end at `splits`.
+// activate(x gate^T, x up^T), quantised, by run(begin, end) over runs of groups of channels that end
+// at `splits`.
 template <typename Run>
 void run_splits(const TestMatrix& gate, const TestMatrix& up, const std::vector<int64_t>& splits,
                 const Run& run) {

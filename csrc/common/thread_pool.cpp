@@ -150,8 +150,8 @@ struct ThreadPool::State {
     return left;
   }
 
-  // Runs tasks until none is left to take, its own first; returns how many. Nothing of the job may be
-  // read once a worker has reported them.
+  // Runs tasks until none is left to take, its own first; returns how many. Nothing of the job may
+  // be read once a worker has reported them.
   int64_t drain(int thread) {
     int64_t count = 0;
     for (int step = 0; step < num_threads; ++step) {

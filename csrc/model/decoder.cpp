@@ -11,7 +11,8 @@ namespace {
 constexpr int kSerialRows = 4;  // up to here row work stays on the calling thread
 constexpr int kHeadRows = 8;    // rows of logits held at a time
 
-// A norm's weights are read by one thread while the others wait: asked for during the product before.
+// A norm's weights are read by one thread while the others wait: asked for before the product that
+// comes before it.
 void ask_for(const std::vector<float>& weights) {
   for (size_t i = 0; i < weights.size(); i += 16) __builtin_prefetch(weights.data() + i, 0, 2);
 }

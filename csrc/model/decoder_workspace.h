@@ -36,8 +36,8 @@ struct Decoder::AttentionPlan {
   std::vector<int> end_tile;     // (num_rows) [first_tile[r], end_tile[r]), ascending
 };
 
-// Where attention of one layer begins to read: the last block of a thread's first task, part of whose
-// lines the task writes before.
+// Where attention of one layer begins to read: the last block of a thread's first task, which the
+// task writes to first.
 class Decoder::AttentionRead final : public NextRead {
  public:
   AttentionRead(const Decoder& decoder, int layer, const AttentionPlan& plan,

@@ -101,7 +101,7 @@ const uint8_t* TileRun::address(int64_t tile) const {
 Span<const uint8_t> TileRun::first_bytes(int thread) const {
   const int64_t begin = share_begin(thread), tiles = share_begin(thread + 1) - begin;
   if (tiles == 0) return {};
-  // Where matrices differ it is the size of the first one's tiles that counts: only a guess is lost.
+  // Where matrices differ, the size of the first one's tiles counts: only a guess is lost.
   return {address(begin), static_cast<size_t>(tiles * matrices_[0]->view().tile_size_bytes)};
 }
 

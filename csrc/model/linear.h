@@ -109,8 +109,8 @@ class TileRun final : public NextRead {
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,
                 ThreadPool* threads, const NextRead* next = nullptr);
 
-// The gate and up products, activated and quantised into `out` as its quantize() would: the products
-// themselves never leave the cache. All rows of `input` are in blocks, or none.
+// The gate and up products, activated and quantised into `out` as its quantize() would: the
+// products themselves never leave the cache. All rows of `input` are in blocks, or none.
 void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                void (*activate)(const float*, const float*, int64_t, float*),
                const ActivationRows& input, int num_rows, ThreadPool* threads,
