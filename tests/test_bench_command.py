@@ -98,7 +98,7 @@ def test_busy_prefill_load_sampling_and_quality_rows(capsys, tmp_path):
     exact, fast = (row["values"] for row in quality)
     assert exact["loss"] == 0.0 and exact["equal_greedy_given"] == 1.0
     assert fast["perplexity"] == pytest.approx(exact["perplexity"] * (1 + fast["loss"]))
-    assert quality[0]["params"] == {"windows": 10, "window": 64, "scored_tokens": 320}
+    assert quality[0]["params"] == {"windows": 19, "window": 64, "scored_tokens": 608}
 
 
 def test_nothing_is_timed_when_the_engine_is_wrong(capsys, monkeypatch):
