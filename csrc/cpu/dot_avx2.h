@@ -13,7 +13,7 @@ constexpr int kPanelMinRows = 6;
 constexpr int kRowStep = 24;
 
 template <WeightFormat F>
-constexpr int kPanelRows = packed_layout(F).bits <= 5 ? 3 : 3;
+constexpr int kPanelRows = 3;
 
 template <WeightFormat F>
 constexpr int kZeroPoint = packed_layout(F).zero;

@@ -135,8 +135,10 @@ struct KernelTable {
   // y[i] = (x[i] - mean) / sqrt(var + eps) * weight[i] + bias[i]. (n)
   void (*layernorm)(const float* x, const float* weight, const float* bias, float eps, int64_t n,
                     float* y);
-  // Quantises one row per group of 32: scale = max|x| / 127, q = x * (127 / max|x|) rounded to
-  // nearest even (all 0 where max|x| < 1e-35). n is a multiple of 32; out is (n / 32).
+  // Quantises one row per group of 32, in kActivationSteps (packed_layout.h) from the lowest to the
+  // highest value, 0 included: scale = range / steps, shift = round(lowest / scale) + 127, q =
+  // round(x / scale) - shift, to nearest even (all 0 where the range < 1e-35). n is a multiple of
+  // 32; out is (n / 32).
   void (*quantize_row)(const float* x, int64_t n, QuantizedGroup* out);
   // y = silu(gate) * up, y = gelu_tanh(gate) * up, y = gelu_erf(x). (n), in place allowed. Within
   // 2e-6 of the exact value, relative where |x| < 5, else relative to max(|y|, 1e-6).
