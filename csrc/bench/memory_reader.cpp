@@ -5,11 +5,8 @@
 #include <chrono>
 #include <cstdlib>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include "common/check.h"
+#include "common/huge_pages.h"
 #include "cpu/cpu_isa.h"
 
 namespace flarecore {
@@ -17,7 +14,6 @@ namespace {
 
 constexpr int64_t kChunk = int64_t{256} << 10;
 constexpr int64_t kChunkWords = kChunk / int64_t{sizeof(uint64_t)};
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr int64_t kLargest = int64_t{1} << 40;
 
 }  // namespace
@@ -27,13 +23,10 @@ MemoryReader::MemoryReader(int64_t size_bytes, int num_threads) : size_bytes_(0)
         "size_bytes must be between 1 and 2^40, got ", size_bytes);
   threads_ = std::make_unique<ThreadPool>(num_threads);
   size_bytes_ = (size_bytes + kChunk - 1) / kChunk * kChunk;
-  const size_t memory_size = (size_t(size_bytes_) + kHugePage - 1) / kHugePage * kHugePage;
-  words_ = static_cast<uint64_t*>(std::aligned_alloc(kHugePage, memory_size));
+  size_t memory_size = static_cast<size_t>(size_bytes_);
+  words_ = reinterpret_cast<uint64_t*>(allocate_huge_pages(&memory_size));
   check(words_ != nullptr, ErrorKind::kUnsupported, "no memory for a buffer of ", size_bytes_,
         " bytes; measure with a smaller one");
-#ifdef __linux__
-  madvise(words_, memory_size, MADV_HUGEPAGE);
-#endif
   // Untouched memory is one page of zeros mapped many times, which would be read from the cache.
   threads_->parallel_for(size_bytes_ / kChunk, [this](int64_t chunk, int) {
     std::fill_n(words_ + chunk * kChunkWords, kChunkWords, uint64_t{1});

@@ -126,14 +126,11 @@ py::bytes gated_rows(const TestMatrix& gate, const TestMatrix& up, const FloatAr
   check_takes(gate, x);
   check_takes(up, x);
   const KernelTable& table = *gate.table;
-  const int64_t rows = x.shape(0), cols = x.shape(1), ffn = gate.matrix.num_rows();
-  std::vector<QuantizedGroup> in(static_cast<size_t>(rows * cols / kGroupSize));
-  std::vector<QuantizedGroup> out(static_cast<size_t>(rows * ffn / kGroupSize));
-  for (int64_t r = 0; r < rows; ++r) {
-    table.quantize_row(x.data() + r * cols, cols, &in[static_cast<size_t>(r * cols / kGroupSize)]);
-  }
+  const int64_t ffn = gate.matrix.num_rows();
+  const Inputs in(gate, x);
+  std::vector<QuantizedGroup> out(static_cast<size_t>(in.num_rows * ffn / kGroupSize));
   const GatedRows product{gate.matrix.view(), up.matrix.view(), activation_of(table, activation),
-                          {in.data(), cols / kGroupSize, static_cast<int>(rows)},
+                          {in.quantized.data(), x.shape(1) / kGroupSize, in.num_rows},
                           out.data(), ffn / kGroupSize};
   run_splits(gate, up, splits,
              [&](int64_t begin, int64_t end) { table.gated_rows(product, begin, end, nullptr); });

@@ -48,23 +48,6 @@ struct QuantizedTestMatrix : TestMatrix {
   }
 };
 
-// Activations as the matrix's format wants them.
-struct Inputs {
-  const float* x;
-  int num_rows;
-  std::vector<QuantizedGroup> quantized;
-
-  Inputs(const TestMatrix& m, const FloatArray& array)
-      : x(array.data()), num_rows(static_cast<int>(array.shape(0))) {
-    if (!is_quantized(m.matrix.view().format)) return;
-    const int64_t cols = m.matrix.num_cols(), groups = cols / kGroupSize;
-    quantized.resize(static_cast<size_t>(num_rows * groups));
-    for (int r = 0; r < num_rows; ++r) {
-      m.table->quantize_row(x + r * cols, cols, &quantized[static_cast<size_t>(r * groups)]);
-    }
-  }
-};
-
 void multiply(const TestMatrix& m, const Inputs& in, int64_t tile_begin, int64_t tile_end,
               float* y) {
   const PackedView w = m.matrix.view();

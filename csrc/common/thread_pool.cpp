@@ -122,14 +122,15 @@ struct ThreadPool::State {
     }
     static uint64_t word_of(Share s) { return s.begin | uint64_t{s.end} << 32; }
   };
-  std::vector<Thread> shares;  // of each thread; never resized
+  std::vector<Thread> shares;  // of each thread, the caller's first; never resized
 
   std::mutex mutex;
   std::condition_variable work_ready, run_done;
   std::vector<std::thread> threads;
-  int num_threads = 1;
   bool may_spin = true;
   uint64_t fork_count_at_start = 0;
+
+  int num_threads() const { return static_cast<int>(shares.size()); }
 
   // Half of what is left of a share, from its end if it is another's; empty if there is nothing. To
   // take is a full barrier, which waits for the outputs of the task before to reach the cache, so
@@ -154,8 +155,8 @@ struct ThreadPool::State {
   // be read once a worker has reported them.
   int64_t drain(int thread) {
     int64_t count = 0;
-    for (int step = 0; step < num_threads; ++step) {
-      Thread& from = shares[static_cast<size_t>((thread + step) % num_threads)];
+    for (int step = 0; step < num_threads(); ++step) {
+      Thread& from = shares[static_cast<size_t>((thread + step) % num_threads())];
       for (Share tasks; !(tasks = take(&from, step == 0)).empty();) {
         for (uint32_t task = tasks.begin; task < tasks.end; ++task) fn(context, task, thread);
         count += tasks.end - tasks.begin;
@@ -202,9 +203,9 @@ struct ThreadPool::State {
     context = task_context;
     caller_core.store(current_core(), std::memory_order_relaxed);
     num_done.store(0, std::memory_order_relaxed);
-    for (int t = num_threads - 1; t >= 0; --t) {
-      const Share share = {static_cast<uint32_t>(share_begin(count, t, num_threads)),
-                           static_cast<uint32_t>(share_begin(count, t + 1, num_threads))};
+    for (int t = num_threads() - 1; t >= 0; --t) {
+      const Share share = {static_cast<uint32_t>(share_begin(count, t, num_threads())),
+                           static_cast<uint32_t>(share_begin(count, t + 1, num_threads()))};
       shares[static_cast<size_t>(t)].share.store(Thread::word_of(share),
                                                  std::memory_order_release);
     }
@@ -258,12 +259,10 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int num_threads)
-    : state_(std::make_unique<State>()), num_threads_(num_threads) {
+ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
   check(num_threads >= 1 && num_threads <= 1024, ErrorKind::kConfig,
         "threads must be between 1 and 1024, got ", num_threads);
   watch_forks();
-  state_->num_threads = num_threads;
   // More threads than cores: a spinning thread would hold up the one that it waits for.
   state_->may_spin = num_threads <= usable_num_threads();
   state_->fork_count_at_start = fork_count.load(std::memory_order_relaxed);
@@ -290,6 +289,8 @@ ThreadPool::~ThreadPool() {
   for (std::thread& thread : state_->threads) thread.join();
 }
 
+int ThreadPool::num_threads() const { return state_->num_threads(); }
+
 void ThreadPool::read_while_waiting(int thread, const uint8_t* begin, int64_t size_bytes) {
   State::Thread& self = state_->shares[static_cast<size_t>(thread)];
   self.ahead = begin;
@@ -303,7 +304,7 @@ void ThreadPool::run(int64_t num_tasks, void (*fn)(void* context, int64_t task, 
   if (num_tasks <= 0) return;
   check(num_tasks <= UINT32_MAX, ErrorKind::kUnsupported, "a run has at most ", UINT32_MAX,
         " tasks, got ", num_tasks, "; make its tasks larger");
-  if (num_tasks == 1 || num_threads_ == 1 || state_->is_forked_child()) {
+  if (num_tasks == 1 || state_->num_threads() == 1 || state_->is_forked_child()) {
     for (int64_t task = 0; task < num_tasks; ++task) fn(context, task, 0);
     return;
   }

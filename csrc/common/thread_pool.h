@@ -22,7 +22,7 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const { return num_threads_; }
+  int num_threads() const;
   // The first task of a thread's share; that of `thread + 1` is its end. The lowest threads, of
   // which the caller begins at once, get what is left over.
   static int64_t share_begin(int64_t num_tasks, int thread, int num_threads) {
@@ -48,7 +48,6 @@ class ThreadPool {
  private:
   struct State;
   std::unique_ptr<State> state_;
-  int num_threads_;
 };
 
 }  // namespace flarecore

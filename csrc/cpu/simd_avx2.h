@@ -87,19 +87,6 @@ inline float reduce_max(Vec a) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
-// Lane i is reduce_add(v[i]).
-inline Vec reduce_add_each(const Vec* v) {
-  float lanes[kLanes];
-  for (int i = 0; i < kLanes; ++i) lanes[i] = reduce_add(v[i]);
-  return load(lanes);
-}
-
-// Lane i is reduce_max(v[i]).
-inline Vec reduce_max_each(const Vec* v) {
-  float lanes[kLanes];
-  for (int i = 0; i < kLanes; ++i) lanes[i] = reduce_max(v[i]);
-  return load(lanes);
-}
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 // int8 values of a group of 32: sums[0] over all, sums[1] over the first 16.
@@ -133,3 +120,5 @@ inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
 
 }  // namespace
 }  // namespace flarecore
+
+#include "cpu/simd_reduce_each.h"

@@ -114,19 +114,6 @@ inline float reduce_max(const Vec& a) {
   for (int i = 1; i < kLanes; ++i) m = m > a.v[i] ? m : a.v[i];
   return m;
 }
-// Lane i is reduce_add(v[i]).
-inline Vec reduce_add_each(const Vec* v) {
-  float lanes[kLanes];
-  for (int i = 0; i < kLanes; ++i) lanes[i] = reduce_add(v[i]);
-  return load(lanes);
-}
-
-// Lane i is reduce_max(v[i]).
-inline Vec reduce_max_each(const Vec* v) {
-  float lanes[kLanes];
-  for (int i = 0; i < kLanes; ++i) lanes[i] = reduce_max(v[i]);
-  return load(lanes);
-}
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 
 // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; also for NaN, without a trap.
@@ -148,3 +135,5 @@ inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
 
 }  // namespace
 }  // namespace flarecore
+
+#include "cpu/simd_reduce_each.h"

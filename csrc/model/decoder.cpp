@@ -117,7 +117,7 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
     for_rows([&](int row) { rotate_and_store(layer, index, segments, row); });
   }
   const TileRun o({&layer.o}, *threads_);
-  threads_->parallel_for(int64_t(plan.tiles.size()) * config_.num_kv_heads,
+  threads_->parallel_for(plan.num_tasks(config_.num_kv_heads),
                          [&](int64_t task, int thread) {
                            attend(layer, index, plan, segments, task, thread, o);
                          });

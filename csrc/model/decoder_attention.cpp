@@ -85,7 +85,7 @@ void Decoder::prepare_task(const LayerWeights& weights, int layer, const Attenti
 
 Span<const uint8_t> Decoder::AttentionRead::first_bytes(int thread) const {
   const int num_heads = decoder_.config_.num_kv_heads;
-  const int64_t num_tasks = int64_t(plan_.tiles.size()) * num_heads;
+  const int64_t num_tasks = plan_.num_tasks(num_heads);
   const int64_t task = ThreadPool::share_begin(num_tasks, thread, decoder_.threads_->num_threads());
   if (task >= num_tasks) return {};
   const AttentionTile& tile = plan_.tiles[task / num_heads];
@@ -104,8 +104,8 @@ const uint8_t* Decoder::block_of(const AttentionTile& tile, const ForwardSegment
 // `next` run begins with.
 void Decoder::find_ahead(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
                          int64_t task, int thread, const NextRead& next, AttentionArgs* args) {
-  const int64_t num_tasks = int64_t(plan.tiles.size()) * config_.num_kv_heads;
-  const int64_t share_end = ThreadPool::share_begin(num_tasks, thread + 1, threads_->num_threads());
+  const int64_t share_end = ThreadPool::share_begin(plan.num_tasks(config_.num_kv_heads), thread + 1,
+                                                    threads_->num_threads());
   const int64_t piece = static_cast<int64_t>(layout_.head_size_bytes());
   constexpr int kPieces = 2 * kAttentionBlocksAhead;
   if (task + 1 < share_end) {
@@ -117,11 +117,10 @@ void Decoder::find_ahead(int layer, const AttentionPlan& plan, Span<const Forwar
       args->ahead[2 * i + 1] = block + layout_.v_offset(layer, kv_head);
     }
   } else if (task + 1 == share_end) {
-    const Span<const uint8_t> bytes = next.first_bytes(thread);
+    const Span<const uint8_t> bytes = read_while_waiting(next, thread, kPieces * piece, threads_);
     for (int i = 0; i < kPieces && (i + 1) * piece <= static_cast<int64_t>(bytes.size()); ++i) {
       args->ahead[i] = bytes.data() + i * piece;
     }
-    read_while_waiting(next, thread, kPieces * piece, threads_);
   }
 }
 

@@ -34,6 +34,9 @@ struct Decoder::AttentionPlan {
   std::vector<AttentionTile> tiles;
   std::vector<int> first_tile;   // (num_rows) the splits of row r are the tiles
   std::vector<int> end_tile;     // (num_rows) [first_tile[r], end_tile[r]), ascending
+
+  // Task t is KV head t % num_kv_heads of tile t / num_kv_heads.
+  int64_t num_tasks(int num_kv_heads) const { return int64_t(tiles.size()) * num_kv_heads; }
 };
 
 // Where attention of one layer begins to read: the last block of a thread's first task, which the

@@ -105,12 +105,14 @@ Span<const uint8_t> TileRun::first_bytes(int thread) const {
   return {address(begin), static_cast<size_t>(tiles * matrices_[0]->view().tile_size_bytes)};
 }
 
-void read_while_waiting(const NextRead& next, int thread, int64_t asked, ThreadPool* threads) {
+Span<const uint8_t> read_while_waiting(const NextRead& next, int thread, int64_t asked,
+                                       ThreadPool* threads) {
   const Span<const uint8_t> bytes = next.first_bytes(thread);
   const int64_t left = static_cast<int64_t>(bytes.size()) - asked;
   if (left > 0) {
     threads->read_while_waiting(thread, bytes.data() + asked, std::min(left, kWaitingBytes));
   }
+  return bytes;
 }
 
 const uint8_t* TileRun::read_after(int64_t end, int thread, const NextRead* next,
@@ -118,8 +120,7 @@ const uint8_t* TileRun::read_after(int64_t end, int thread, const NextRead* next
   const int64_t share_end = share_begin(thread + 1);
   if (end < share_end) return address(end);
   if (end > share_end || next == nullptr) return nullptr;
-  read_while_waiting(*next, thread, kReadAheadBytes, threads);
-  return next->first_bytes(thread).data();
+  return read_while_waiting(*next, thread, kReadAheadBytes, threads).data();
 }
 
 void run_linear(Span<const LinearTarget> targets, const ActivationRows& input, int num_rows,

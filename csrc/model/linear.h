@@ -90,8 +90,8 @@ class TileRun final : public NextRead {
   // Where a tile lies; null behind the last one.
   const uint8_t* address(int64_t tile) const;
   Span<const uint8_t> first_bytes(int thread) const override;
-  // What `thread` reads when it is through with the tiles before `end`; null if it helps another
-  // or nothing is known of the `next` run. At the end of its share it will ask for the next one
+  // What `thread` reads when it is through with the tiles before `end`; null if these lie behind
+  // its share or nothing is known of the `next` run. At the end of its share it will ask for the next one
   // while it waits.
   const uint8_t* read_after(int64_t end, int thread, const NextRead* next,
                             ThreadPool* threads) const;
@@ -115,9 +115,10 @@ void run_gated(const PackedMatrix& gate, const PackedMatrix& up,
                void (*activate)(const float*, const float*, int64_t, float*),
                const ActivationRows& input, int num_rows, ThreadPool* threads,
                ActivationRows* out, const NextRead* next = nullptr);
-// The first `asked` of what `thread` reads in `next` has been asked for: it asks for the rest while
-// it waits.
-void read_while_waiting(const NextRead& next, int thread, int64_t asked, ThreadPool* threads);
+// What `thread` reads first in `next`. The first `asked` bytes are the caller's to ask for, the
+// thread asks for the rest while it waits.
+Span<const uint8_t> read_while_waiting(const NextRead& next, int thread, int64_t asked,
+                                       ThreadPool* threads);
 // The tiles of `gate` as run_gated shares them out.
 TileRun gated_run(const PackedMatrix& gate, const ThreadPool& threads);
 
