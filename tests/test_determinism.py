@@ -57,15 +57,52 @@ def test_threads(expected, compute, threads):
 
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_few_rows_are_rotated_and_stored_by_the_tasks_of_attention(compute):
-    """Up to 16 rows of a sequence, also across the end of a split of 512 tokens; more before it."""
+    """Up to 32 rows of a sequence that lie in one split of 512 tokens; others before it."""
     prompt, results = random_ids(681, 333, seed=6), []
-    for max_batch_tokens in (1, 10, 17, 34):  # each feeds the 680 rows in whole steps
+    for max_batch_tokens in (1, 10, 20, 34):  # each feeds the 680 rows in whole steps
         engine = open_engine(SPEC, compute=compute, max_batch_tokens=max_batch_tokens)
         before = _C.testing.num_prepared_passes()
         sequence = engine.sequence(prompt)
         num_prepared = _C.testing.num_prepared_passes() - before
-        assert num_prepared == (680 // max_batch_tokens if max_batch_tokens <= 16 else 0)
+        ends = [(begin, begin + max_batch_tokens - 1) for begin in range(0, 680, max_batch_tokens)]
+        in_one_split = sum(begin // 512 == last // 512 for begin, last in ends)
+        assert num_prepared == (in_one_split if max_batch_tokens <= 32 else 0)
         results.append(run(sequence, GREEDY))
+        engine.close()
+    assert all(result == results[0] for result in results)
+
+
+def test_earlier_splits_in_tiles_give_the_same_bits_in_any_chunks():
+    """Where the level has tiles, rows beyond 512 tokens take them, one row as well as many."""
+    prompt, results = random_ids(930, 333, seed=9), []
+    before = _C.testing.num_amx_attentions() if hasattr(_C.testing, "num_amx_attentions") else 0
+    for max_batch_tokens, threads in ((1000, 1), (100, 2), (33, 2), (7, 1), (1, 2)):
+        engine = open_engine(
+            SPEC, compute="int8", max_batch_tokens=max_batch_tokens, threads=threads)
+        sequence = engine.sequence(prompt[:500])
+        scored = sequence.score(prompt[500:900]).probs.tobytes()
+        sequence.extend(prompt[500:800])
+        sequence.truncate(701)
+        sequence.extend(prompt[701:930])
+        results.append((scored, run(sequence, SAMPLED)))
+        engine.close()
+    assert all(result == results[0] for result in results)
+    if _C.cpu_isa() == "amx":
+        assert _C.testing.num_amx_attentions() > before
+
+
+@pytest.mark.parametrize("compute", COMPUTES)
+def test_rows_without_logits_end_with_their_last_keys_and_values(compute):
+    """A long prefill against one token at a time, for what is scored and what comes after."""
+    prompt, results = random_ids(121, 333, seed=8), []
+    for max_batch_tokens in (1, 40, 120):
+        engine = open_engine(SPEC, compute=compute, max_batch_tokens=max_batch_tokens)
+        before = _C.testing.num_dropped_rows()
+        sequence = engine.sequence(prompt[:41])
+        scored = sequence.score(prompt[41:]).probs.tobytes()
+        num_dropped = _C.testing.num_dropped_rows() - before
+        assert num_dropped == {1: 0, 40: 40, 120: 40}[max_batch_tokens]
+        results.append((scored, run(sequence, GREEDY)))
         engine.close()
     assert all(result == results[0] for result in results)
 

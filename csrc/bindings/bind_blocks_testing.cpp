@@ -155,6 +155,7 @@ void bind_blocks_testing(py::module_& t) {
   t.def("gated_rows", &gated_rows, py::arg("gate"), py::arg("up"), py::arg("x"),
         py::arg("activation"), py::arg("splits"));
   t.def("num_prepared_passes", &num_prepared_passes);
+  t.def("num_dropped_rows", &num_dropped_rows);
   t.def("num_gated_passes", &num_gated_passes, py::arg("in_blocks"));
 }
 

@@ -108,7 +108,7 @@ template <typename T>
 py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>& k,
                     const Array<T>& v, const Array<int32_t>& first_visible,
                     const Array<int32_t>& end_visible, int block_begin, int block_end,
-                    float scale) {
+                    float scale, bool in_tiles) {
   check(q.ndim() == 3 && k.ndim() == 3 && v.ndim() == 3, ErrorKind::kConfig,
         "q, k and v need three dimensions");
   const py::ssize_t rows = q.shape(0), heads = q.shape(1), dim = q.shape(2);
@@ -132,6 +132,7 @@ py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>&
                      v_blocks.data(), block_begin, block_end, first_visible.data(),
                      end_visible.data(), out.mutable_data(), row_max.mutable_data(),
                      row_sum.mutable_data()};
+  args.in_tiles = in_tiles;
   args.num_converted = &num_converted;
   table_of(isa).attention(args);
   return py::make_tuple(out, row_max, row_sum);
@@ -150,6 +151,7 @@ void bind_elementwise(py::module_& t) {
   t.def("gelu_erf", &gelu_erf);
 #ifdef FLARECORE_X86
   t.def("num_amx_products", &num_amx_products);
+  t.def("num_amx_attentions", &num_amx_attentions);
 #endif
   t.def("add", &add);
   t.def("to_float16", &to_float16);
@@ -202,10 +204,10 @@ void bind_kernels(py::module_& m) {
   bind_elementwise(t);
   t.def("attention", &attention<float>, py::arg("isa"), py::arg("q"), py::arg("k"), py::arg("v"),
         py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
-        py::arg("block_end"), py::arg("scale"));
+        py::arg("block_end"), py::arg("scale"), py::arg("in_tiles") = false);
   t.def("attention_float16", &attention<uint16_t>, py::arg("isa"), py::arg("q"), py::arg("k"),
         py::arg("v"), py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
-        py::arg("block_end"), py::arg("scale"));
+        py::arg("block_end"), py::arg("scale"), py::arg("in_tiles") = false);
   t.def("num_converted_blocks", [] { return num_converted; });
   bind_matrix_testing(t);
 }

@@ -10,7 +10,11 @@ const KernelTable& kernel_table_generic();
 const KernelTable& kernel_table_avx2();
 const KernelTable& kernel_table_avx512();
 const KernelTable* kernel_table_amx();  // null where the compiler lacks the level
-int64_t num_amx_products();  // calls so far that worked on tiles; for tests
+// The AMX level's attention over float16 blocks.
+void attention_amx(const AttentionArgs& args);
+// Calls so far that worked on tiles; for tests.
+int64_t num_amx_products();
+int64_t num_amx_attentions();
 #endif
 
 }  // namespace flarecore

@@ -110,12 +110,16 @@ struct AttentionArgs {
   float* out;                    // (num_rows, num_group_heads, head_dim) unnormalised sum of p * v
   float* row_max;                // (num_rows, num_group_heads); -inf where nothing is visible
   float* row_sum;                // (num_rows, num_group_heads) sum of exp(score - row_max)
+  // Whether a level that has tile products for float16 blocks takes them. They have bits of their
+  // own (within 2^-16 of a sum's terms), so this may depend on the rows' places and on the range
+  // only.
+  bool in_tiles = false;
   // What the thread reads after the last block, in pieces of a block's K and V in turns; null where
   // nothing is known. It is only asked for.
   const void* ahead[2 * kAttentionBlocksAhead] = {};
   int* num_converted = nullptr;  // counts blocks converted to float32 for many rows; for tests
 };
-constexpr int kMaxAttentionRows = 16;
+constexpr int kMaxAttentionRows = 32;
 constexpr int kMaxGroupHeads = 16;
 
 // What one pass over a run of logits leaves behind; runs are joined in index order by the sampler.

@@ -6,6 +6,7 @@
 #include "cpu/simd_avx512.h"
 
 #include "cpu/blocks_amx.h"
+#include "cpu/tile_use_amx.h"
 
 #include "cpu/matmul_panel.inc"
 
@@ -111,6 +112,11 @@ void gated_blocks(const GatedBlocks& product, int64_t group_begin, int64_t group
   });
 }
 
+void attention(const AttentionArgs& args) {
+  if (args.in_tiles && args.kv_float16) return attention_amx(args);
+  kernel_table_avx512().attention(args);
+}
+
 }  // namespace
 
 int64_t num_amx_products() { return __atomic_load_n(&num_products, __ATOMIC_RELAXED); }
@@ -125,6 +131,7 @@ const KernelTable* kernel_table_amx() {
     t.quantize_block = quantize_block;
     t.matmul_blocks = matmul_blocks;
     t.gated_blocks = gated_blocks;
+    t.attention = attention;
     return t;
   }();
   return &table;
@@ -137,7 +144,9 @@ const KernelTable* kernel_table_amx() {
 namespace flarecore {
 
 const KernelTable* kernel_table_amx() { return nullptr; }
+void attention_amx(const AttentionArgs&) {}
 int64_t num_amx_products() { return 0; }
+int64_t num_amx_attentions() { return 0; }
 
 }  // namespace flarecore
 

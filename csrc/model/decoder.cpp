@@ -1,6 +1,7 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "cpu/cpu_isa.h"
 #include "model/decoder_workspace.h"
@@ -10,6 +11,8 @@ namespace {
 
 constexpr int kSerialRows = 4;  // up to here row work stays on the calling thread
 constexpr int kHeadRows = 8;    // rows of logits held at a time
+
+std::atomic<int64_t> dropped_rows{0};
 
 // A norm's weights are read by one thread while the others wait: asked for before the product that
 // comes before it.
@@ -26,6 +29,8 @@ bool all_ffn(const DecoderWeights& weights, bool (*takes)(WeightFormat format)) 
 }
 
 }  // namespace
+
+int64_t num_dropped_rows() { return dropped_rows.load(std::memory_order_relaxed); }
 
 Decoder::Decoder(const DecoderConfig& config, std::shared_ptr<const DecoderWeights> weights,
                  const KvLayout& layout, const BlockPool* blocks, ThreadPool* threads)
@@ -66,6 +71,7 @@ void Decoder::forward(Span<const ForwardSegment> segments, const LogitsConsumer&
   embed(segments);
   for (int i = 0; i < config_.num_layers; ++i) {
     attention_block(weights_->layers[i], i, segments);
+    if (ws_->rows.empty()) return;
     ffn_block(weights_->layers[i], i);
   }
   head(segments, consume);
@@ -98,7 +104,6 @@ void Decoder::embed(Span<const ForwardSegment> segments) {
 
 void Decoder::attention_block(const LayerWeights& layer, int index,
                               Span<const ForwardSegment> segments) {
-  const int num_rows = static_cast<int>(ws_->rows.size());
   for_blocks([&](int first, int count) {
     for (int row = first; row < first + count; ++row) {
       kernels().rmsnorm(ws_->hidden(row), layer.attention_norm.data(), config_.norm_eps,
@@ -110,12 +115,16 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
       {&layer.q, ws_->query.data(), config_.query_size()},
       {&layer.k, ws_->key.data(), config_.kv_size()},
       {&layer.v, ws_->value.data(), config_.kv_size()}};
-  const AttentionPlan& plan = ws_->plan_of(config_.layers[index].window);
-  const AttentionRead kv(*this, index, plan, segments);
-  run_linear(qkv, ws_->input, num_rows, threads_, &kv);
+  const int window = config_.layers[index].window;
+  const AttentionRead kv(*this, index, ws_->plan_of(window), segments);
+  run_linear(qkv, ws_->input, static_cast<int>(ws_->rows.size()), threads_, &kv);
   if (!ws_->prepares_in_tasks) {
     for_rows([&](int row) { rotate_and_store(layer, index, segments, row); });
+    if (index + 1 == config_.num_layers) keep_wanted_rows(segments);
   }
+  const int num_rows = static_cast<int>(ws_->rows.size());
+  if (num_rows == 0) return;
+  const AttentionPlan& plan = ws_->plan_of(window);
   const TileRun o({&layer.o}, *threads_);
   threads_->parallel_for(plan.num_tasks(config_.num_kv_heads),
                          [&](int64_t task, int thread) {
@@ -130,6 +139,28 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
   ask_for(layer.ffn_norm);
   run_linear({&out, 1}, ws_->input, num_rows, threads_, &gate_up);
   ws_->adds_later = !out.adds;
+}
+
+// Once the last layer's keys and values are stored, only rows that yield logits are worked on.
+void Decoder::keep_wanted_rows(Span<const ForwardSegment> segments) {
+  const int num_rows = static_cast<int>(ws_->rows.size());
+  int kept = 0;
+  for (int row = 0; row < num_rows; ++row) {
+    const auto r = ws_->rows[row];
+    if (r.index < segments[r.segment].logits_begin) continue;
+    const size_t size = config_.query_size();
+    float* query = ws_->query.data();
+    if (kept != row) {
+      std::copy_n(ws_->hidden(row), config_.hidden_size, ws_->hidden(kept));
+      std::copy_n(query + row * size, size, query + kept * size);
+    }
+    ws_->rows[kept++] = r;
+  }
+  if (kept == num_rows) return;
+  dropped_rows.fetch_add(num_rows - kept, std::memory_order_relaxed);
+  ws_->rows.resize(kept);
+  ws_->resize(config_, can_fuse_rows_, can_fuse_blocks_);
+  ws_->plan_attention(config_, segments);
 }
 
 // Where a block's last product goes: to the residual at once, if the kernel can add and no norm
@@ -208,7 +239,7 @@ void Decoder::gate_and_up(const LayerWeights& layer,
 }
 
 void Decoder::head(Span<const ForwardSegment> segments, const LogitsConsumer& consume) {
-  std::vector<int> wanted;
+  std::vector<int> wanted;  // not all rows where tasks prepared: those were not dropped
   for (size_t row = 0; row < ws_->rows.size(); ++row) {
     const auto& r = ws_->rows[row];
     if (r.index >= segments[r.segment].logits_begin) wanted.push_back(static_cast<int>(row));

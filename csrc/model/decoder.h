@@ -69,6 +69,7 @@ class Decoder {
   void gate_and_up(const LayerWeights& layer,
                    void (*activate)(const float*, const float*, int64_t, float*));
   void rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const;
+  void keep_wanted_rows(Span<const ForwardSegment> segments);
   void rotate_and_store(const LayerWeights& weights, int layer,
                         Span<const ForwardSegment> segments, int row);
   void store_kv(const LayerWeights& weights, int layer, Span<const ForwardSegment> segments,
@@ -77,6 +78,7 @@ class Decoder {
                     Span<const ForwardSegment> segments, int kv_head, float* query);
   const uint8_t* block_of(const AttentionTile& tile, const ForwardSegment& segment,
                           int block) const;
+  bool is_before(const AttentionTile& tile) const;
   VisibleRange visible(const AttentionTile& tile, int window, const ForwardSegment& segment,
                        int row) const;
   void attend(const LayerWeights& weights, int layer, const AttentionPlan& plan,
@@ -108,5 +110,7 @@ class Decoder {
 
 // Passes so far whose attention tasks rotated and stored for themselves; for tests.
 int64_t num_prepared_passes();
+// Rows that were not worked on any further once their last keys and values were stored; for tests.
+int64_t num_dropped_rows();
 
 }  // namespace flarecore

@@ -134,6 +134,13 @@ Decoder::VisibleRange Decoder::visible(const AttentionTile& tile, int window,
   return {first_position - segment.num_head, segment.passages[tile.passage]->num_tokens()};
 }
 
+// Whether the tile's split of the sequence lies before the one that its rows are in. One row makes
+// no good use of tile products, and what short contexts and passages hold is mostly read by one.
+bool Decoder::is_before(const AttentionTile& tile) const {
+  return tile.passage == kOwnBlocks &&
+         tile.block_begin / kSplitBlocks < split_of(ws_->rows[tile.row_begin].place);
+}
+
 void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan& plan,
                      Span<const ForwardSegment> segments, int64_t task, int thread,
                      const NextRead& next) {
@@ -174,6 +181,7 @@ void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan
   args.head_dim = config_.head_dim;
   args.scale = config_.attention_scale;
   args.kv_float16 = layout_.float16;
+  args.in_tiles = is_before(tile);
   args.k_blocks = k_blocks;
   args.v_blocks = v_blocks;
   args.block_begin = 0;

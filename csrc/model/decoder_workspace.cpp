@@ -50,7 +50,9 @@ void Decoder::Workspace::plan_attention(const DecoderConfig& config,
   // A task may read what it stores itself, not what another one stores in the same run: so all rows
   // of a segment have to share their tiles.
   prepares_in_tasks = std::all_of(segments.begin(), segments.end(), [](const auto& segment) {
-    return segment.tokens.size() <= size_t{kMaxAttentionRows};
+    const int num_rows = static_cast<int>(segment.tokens.size()), begin = segment.place_begin;
+    return num_rows == 0 || (num_rows <= kMaxAttentionRows &&
+                             split_of(begin) == split_of(begin + num_rows - 1));
   });
   if (prepares_in_tasks) prepared_passes.fetch_add(1, std::memory_order_relaxed);
   plans.clear();
@@ -77,7 +79,8 @@ void Decoder::Workspace::plan_tiles(AttentionPlan* plan, Span<const ForwardSegme
   plan->first_tile.assign(total, 0);
   plan->end_tile.assign(total, 0);
   for (int row = 0, end = 0; row < total; row = end) {
-    while (end < total && end - row < kMaxAttentionRows && rows[end].segment == rows[row].segment) {
+    while (end < total && end - row < kMaxAttentionRows && rows[end].segment == rows[row].segment &&
+           split_of(rows[end].place) == split_of(rows[row].place)) {
       ++end;
     }
     const ForwardSegment& segment = segments[rows[row].segment];
@@ -85,7 +88,7 @@ void Decoder::Workspace::plan_tiles(AttentionPlan* plan, Span<const ForwardSegme
     const int first_position = plan->window == 0 ? 0 : rows[row].position + 1 - plan->window;
     // Splits that no row sees are left out; the others begin where they always begin.
     const auto add_splits = [&](int passage, int first_token, int num_blocks) {
-      const int first_split = first_token / (kSplitBlocks * kBlockTokens) * kSplitBlocks;
+      const int first_split = split_of(first_token) * kSplitBlocks;
       for (int block = first_split; block < num_blocks; block += kSplitBlocks) {
         plan->tiles.push_back({rows[row].segment, row, end - row, passage, block,
                                std::min(block + kSplitBlocks, num_blocks)});

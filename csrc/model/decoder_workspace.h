@@ -10,12 +10,16 @@ namespace flarecore {
 // of the sequence that they belong to.
 constexpr int kSplitBlocks = 16;
 
+// The split of a passage's or sequence's token.
+constexpr int split_of(int token) { return token / (kSplitBlocks * kBlockTokens); }
+
 constexpr int kOwnBlocks = -1;
 
 // From this many rows on a pass takes the kernels for many rows.
 constexpr size_t kManyRows = 32;
 
-// Up to kMaxAttentionRows rows of one segment against one split of the context.
+// Up to kMaxAttentionRows rows of one segment, whose places lie in one split, against one split of
+// the context.
 struct Decoder::AttentionTile {
   int segment;
   int row_begin, num_rows;      // rows of the forward
