@@ -96,9 +96,9 @@ FLARECORE_INLINE void sum_codes(const uint8_t* decoded, CodeSums* sums) {
   _mm512_store_si512(sums->half[1], sum_vectors<4, 8>(w));
 }
 
-// sum += code_sum * shift: the products of 16 bits add up to that, since the upper half is 0.
-FLARECORE_INLINE __m512i add_shift(__m512i sum, __m512i code_sum, int32_t shift) {
-  return _mm512_dpwssd_epi32(sum, code_sum, _mm512_set1_epi32(shift));
+// code_sum * shift: the products of 16 bits add up to that, since the upper half is 0.
+FLARECORE_INLINE __m512i times_shift(__m512i code_sum, int32_t shift) {
+  return _mm512_madd_epi16(code_sum, _mm512_set1_epi32(shift));
 }
 
 // Integer sums of R rows and two tiles over vectors [Begin, End) of decoded codes.
@@ -112,7 +112,7 @@ FLARECORE_INLINE void dot_panel(const uint8_t (*codes)[kGroupSize * kLanes],
     const __m512i code_sum = End - Begin == 8 ? _mm512_add_epi32(half(0), half(1))
                                               : half(Begin / 4);
     unrolled<R>([&](auto r) {
-      sum[r][t] = add_shift(_mm512_setzero_si512(), code_sum, x.row[r][g].shift);
+      sum[r][t] = times_shift(code_sum, x.row[r][g].shift);
     });
   });
   unrolled<End - Begin>([&](auto i) {
@@ -145,21 +145,26 @@ FLARECORE_INLINE void dot_group(const uint8_t* codes, const RowBlock<R>& x, int6
   } else {
     code_sum = kBits == 8 ? sum_vectors<0, 8>(w) : sum_small_vectors<0, 8>(w);
   }
+  // The rows take turns: what waits for one row's sum leaves room for the next row's.
+  __m512i first[R], second[R];
   unrolled<R>([&](auto r) {
-    const int8_t* q = x.row[r][g].q;
     const int32_t shift = x.row[r][g].shift;
-    __m512i first = add_shift(_mm512_setzero_si512(), code_sum, shift);
-    __m512i second = _mm512_setzero_si512();
-    if constexpr (kHalves) second = add_shift(second, second_code_sum, shift);
-    unrolled<4>([&](auto j) {
-      first = _mm512_dpbusd_epi32(first, w[j], broadcast_four(q + 4 * j));
-      second = _mm512_dpbusd_epi32(second, w[j + 4], broadcast_four(q + 16 + 4 * j));
+    first[r] = times_shift(code_sum, shift);
+    second[r] = kHalves ? times_shift(second_code_sum, shift) : _mm512_setzero_si512();
+  });
+  unrolled<4>([&](auto j) {
+    unrolled<R>([&](auto r) {
+      const int8_t* q = x.row[r][g].q;
+      first[r] = _mm512_dpbusd_epi32(first[r], w[j], broadcast_four(q + 4 * j));
+      second[r] = _mm512_dpbusd_epi32(second[r], w[j + 4], broadcast_four(q + 16 + 4 * j));
     });
+  });
+  unrolled<R>([&](auto r) {
     if constexpr (kHalves) {
-      dot[r] = _mm512_cvtepi32_ps(first);
-      dot_second[r] = _mm512_cvtepi32_ps(second);
+      dot[r] = _mm512_cvtepi32_ps(first[r]);
+      dot_second[r] = _mm512_cvtepi32_ps(second[r]);
     } else {
-      dot[r] = _mm512_cvtepi32_ps(_mm512_add_epi32(first, second));
+      dot[r] = _mm512_cvtepi32_ps(_mm512_add_epi32(first[r], second[r]));
     }
   });
 }
