@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flarecore.bench.peers import PEERS, parse_peers
+from flarecore.bench.questions import QuestionSource
 from flarecore.bench.session import BenchOptions, open_session
 
 ENGINES = ("flarecore", *PEERS)
@@ -15,6 +18,8 @@ def pytest_addoption(parser):
     group.addoption("--model", default="smollm2-135m", help="name or GGUF file")
     group.addoption("--threads", type=int, default=None, help="default: those there are")
     group.addoption("--peers", default="all", help="as of flarecore bench; none for none")
+    group.addoption("--data", type=Path, default=None,
+                    help="folder of questions and passages (default: the demonstration's)")
     group.addoption("--rounds", type=int, default=5, help="timed rounds (default: 5)")
 
 
@@ -31,6 +36,12 @@ def session(pytestconfig):
         peers=parse_peers(pytestconfig.getoption("--peers")))
     with open_session(options) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def source(pytestconfig):
+    """Where questions and passages come from."""
+    return QuestionSource(pytestconfig.getoption("--data"))
 
 
 @pytest.fixture

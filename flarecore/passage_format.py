@@ -73,7 +73,7 @@ def write_passages(path: str | os.PathLike[str], key: dict[str, Any],
     header = json.dumps({"key": key, "counts": {
         "ids": len(tables["ids"]), "heads": len(heads), "passages": len(passages)}}).encode()
     end = table_places(len(header), {n: t.nbytes for n, t in tables.items()})["end"]
-    with open_whole(path) as file:
+    with open_whole(path, needs_seek=True) as file:
         for n, passage in enumerate(passages):
             offset, data = _aligned(end, _BLOCK_ALIGNMENT), passage.data.data
             file.seek(offset)

@@ -17,11 +17,18 @@ from .attention_tile import (
     LOG2_E,
     _attend,
     _load_queries,
+    _no_sums,
     _store_rows,
     _tile_rows,
     check_attention,
 )
-from .attention_workspace import SPLIT_TOKENS, DecodeWorkspace, _join_splits
+from .attention_workspace import (
+    SPLIT_TOKENS,
+    DecodeWorkspace,
+    _arrive,
+    _join_splits,
+    _leave_split,
+)
 from .checks import INTERPRETED, ceil_div, next_power_of_2, require
 from .rope import BLOCK_TOKENS
 
@@ -34,11 +41,86 @@ _SIZES = [
 ]  # fmt: skip
 
 
+@triton.jit
+def _needed_splits(first_needed, last_needed, sees_from, num_blocks, passage_grid,
+                   BLOCK_TOKENS: tl.constexpr, SPLIT: tl.constexpr,
+                   PASSAGES: tl.constexpr):  # fmt: skip
+    """Blocks of passages that any row sees, then the splits [0, passage_end) and [begin, end)."""
+    passage_end = 0
+    if PASSAGES:
+        num_blocks = tl.where(last_needed >= sees_from, num_blocks, 0)
+        passage_end = (num_blocks * BLOCK_TOKENS + SPLIT - 1) // SPLIT
+    split_begin = passage_grid + first_needed // SPLIT
+    split_end = passage_grid + tl.maximum(last_needed, 0) // SPLIT + 1
+    return num_blocks, passage_end, split_begin, split_end
+
+
+@triton.jit
+def _attend_split(
+    q,  # (M, D) queries of the tile
+    split,
+    passage_grid,  # the sequence's own splits begin there
+    position, first_visible, reached,  # (M) as from _tile_rows
+    first_needed, last_needed,
+    num_head, sees_from, num_blocks,  # as from _layout_of and _needed_splits
+    k_ptr, v_ptr,  # of this head in block 0
+    table_ptr,  # block table row of the sequence
+    passage_ptr,  # row of the sequence in PassageTable.blocks, with PASSAGES
+    cache_stride, scale_log2,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, SPLIT: tl.constexpr, UPCAST: tl.constexpr, PASSAGES: tl.constexpr,
+):  # fmt: skip
+    """Sum of p * v, maximum and sum of p of each row over one split."""
+    acc, row_max, row_sum = _no_sums(BLOCK_M, BLOCK_D)
+    if PASSAGES:
+        # One of the two loops has nothing to do.
+        per_split = SPLIT // BLOCK_TOKENS
+        acc, row_max, row_sum = _attend_passages(
+            q, acc, row_max, row_sum, position >= sees_from,
+            tl.maximum(reached - num_head, 0), k_ptr, v_ptr, passage_ptr, cache_stride, scale_log2,
+            tl.minimum(split * per_split, num_blocks),
+            tl.minimum((split + 1) * per_split, num_blocks),
+            HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, UPCAST,
+        )  # fmt: skip
+    own_split = split - passage_grid
+    return _attend(
+        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
+        scale_log2, tl.maximum(own_split * SPLIT, first_needed // BLOCK_N * BLOCK_N),
+        tl.minimum((own_split + 1) * SPLIT, last_needed + 1),
+        first_needed, last_needed, HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, True, UPCAST,
+    )  # fmt: skip
+
+
+@triton.jit
+def _finish_tile(
+    out_ptr, partial_ptr, stats_ptr,
+    arrivals_ptr,  # of the tile
+    entry,  # (M) of each row's first split in the workspace
+    split, passage_end, split_begin, split_end,  # as from _needed_splits
+    row, head, out_stride,
+    acc, row_max, row_sum,  # of this split
+    valid, in_range,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr, JOIN: tl.constexpr,
+):  # fmt: skip
+    """Leaves a split; the last program of the tile to arrive joins them all and stores the rows."""
+    _leave_split(
+        partial_ptr, stats_ptr, entry + split, acc, row_max, row_sum, valid, HEAD_DIM, BLOCK_D
+    )
+    if _arrive(arrivals_ptr) == passage_end + split_end - split_begin - 1:
+        tl.store(arrivals_ptr, 0)
+        acc, row_sum = _join_splits(
+            partial_ptr, stats_ptr, entry, passage_end, split_begin, split_end, valid,
+            BLOCK_M, BLOCK_D, HEAD_DIM, JOIN,
+        )  # fmt: skip
+        _store_rows(
+            out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D
+        )
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def _decode_attention_kernel(
     q_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
-    k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
-    v_cache_ptr,  # the same
+    k_cache_ptr, v_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
     block_table_ptr,  # (num_sequences, table_width)
     positions_ptr,  # (num_rows)
     query_begin_ptr,  # (num_sequences + 1)
@@ -48,36 +130,20 @@ def _decode_attention_kernel(
     arrivals_ptr,  # (>= num_rows, num_kv_heads) int32, zero between launches
     layout_ptr,  # (num_sequences, 4), with PASSAGES as the next
     passage_ptr,  # (num_sequences, passage_width, 3)
-    q_stride,
-    out_stride,
-    cache_stride,
-    table_width,
-    max_splits,
-    tiles_per_sequence,
-    scale_log2,
-    window,
-    passage_width,
+    q_stride, out_stride, cache_stride, table_width, max_splits, tiles_per_sequence, scale_log2,
+    window, passage_width,
     passage_grid,  # splits that the launch provides for passages, a multiple of JOIN
-    NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    JOIN: tl.constexpr,
-    UPCAST: tl.constexpr,
-    PASSAGES: tl.constexpr,
-):
+    NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_TOKENS: tl.constexpr, SPLIT: tl.constexpr,
+    JOIN: tl.constexpr, UPCAST: tl.constexpr, PASSAGES: tl.constexpr,
+):  # fmt: skip
     """Few query rows per sequence: one program per tile of rows, KV head and split of the context.
 
     Splits of the passages come first, then those of the sequence. The last program of a tile to
     arrive joins its splits, so that one launch does it all.
     """
     sequence = tl.program_id(0) // tiles_per_sequence
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    kv_head, split = tl.program_id(1), tl.program_id(2)
     row_begin = tl.load(query_begin_ptr + sequence)
     row_begin += tl.program_id(0) % tiles_per_sequence * (BLOCK_M // GROUP)
     row_end = tl.load(query_begin_ptr + sequence + 1)
@@ -85,8 +151,7 @@ def _decode_attention_kernel(
         return
 
     # What both the grid and the block table provide for.
-    own_grid = tl.num_programs(2) - passage_grid
-    limit = tl.minimum(own_grid * SPLIT, table_width * BLOCK_TOKENS)
+    limit = tl.minimum((tl.num_programs(2) - passage_grid) * SPLIT, table_width * BLOCK_TOKENS)
     num_head, num_reserved, sees_from, num_blocks = _layout_of(
         layout_ptr, sequence, passage_width, PASSAGES
     )
@@ -94,68 +159,35 @@ def _decode_attention_kernel(
         row_begin, row_end, positions_ptr, kv_head, limit, window, num_head, num_reserved, GROUP,
         BLOCK_M,
     )  # fmt: skip
-    in_range = position < limit
-    passage_end = 0
-    if PASSAGES:
-        num_blocks = tl.where(last_needed >= sees_from, num_blocks, 0)
-        passage_end = (num_blocks * BLOCK_TOKENS + SPLIT - 1) // SPLIT
-    split_begin = passage_grid + first_needed // SPLIT
-    split_end = passage_grid + tl.maximum(last_needed, 0) // SPLIT + 1
+    num_blocks, passage_end, split_begin, split_end = _needed_splits(
+        first_needed, last_needed, sees_from, num_blocks, passage_grid, BLOCK_TOKENS, SPLIT,
+        PASSAGES,
+    )  # fmt: skip
     if (split >= passage_end) & ((split < split_begin) | (split >= split_end)):
         return
 
     q = _load_queries(q_ptr, row, head, q_stride, valid, k_cache_ptr, HEAD_DIM, BLOCK_D)
     head_offset = kv_head * (BLOCK_TOKENS * HEAD_DIM)
-    k_ptr = k_cache_ptr + head_offset
-    v_ptr = v_cache_ptr + head_offset
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    if PASSAGES:
-        # One of the two loops has nothing to do.
-        per_split = SPLIT // BLOCK_TOKENS
-        acc, row_max, row_sum = _attend_passages(
-            q, acc, row_max, row_sum, position >= sees_from,
-            tl.maximum(reached - num_head, 0), k_ptr, v_ptr,
-            passage_ptr + sequence.to(tl.int64) * passage_width * 3, cache_stride, scale_log2,
-            tl.minimum(split * per_split, num_blocks),
-            tl.minimum((split + 1) * per_split, num_blocks),
-            HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, UPCAST,
-        )  # fmt: skip
-    own_split = split - passage_grid
-    acc, row_max, row_sum = _attend(
-        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr,
-        block_table_ptr + sequence.to(tl.int64) * table_width, cache_stride, scale_log2,
-        tl.maximum(own_split * SPLIT, first_needed // BLOCK_N * BLOCK_N),
-        tl.minimum((own_split + 1) * SPLIT, last_needed + 1),
-        first_needed, last_needed, HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, True, UPCAST,
+    acc, row_max, row_sum = _attend_split(
+        q, split, passage_grid, position, first_visible, reached, first_needed, last_needed,
+        num_head, sees_from, num_blocks, k_cache_ptr + head_offset, v_cache_ptr + head_offset,
+        block_table_ptr + sequence.to(tl.int64) * table_width,
+        passage_ptr + sequence.to(tl.int64) * passage_width * 3, cache_stride, scale_log2,
+        HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, BLOCK_TOKENS, SPLIT, UPCAST, PASSAGES,
     )  # fmt: skip
-    num_splits = passage_end + split_end - split_begin
-    if num_splits == 1:
+    in_range = position < limit
+    if passage_end + split_end - split_begin == 1:
         _store_rows(
             out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D
         )
-        return
-
-    d = tl.arange(0, BLOCK_D)
-    entry = (row * NUM_HEADS + head) * max_splits
-    d_mask = valid[:, None] & (d < HEAD_DIM)[None, :]
-    tl.store(partial_ptr + (entry + split)[:, None] * HEAD_DIM + d[None, :], acc, mask=d_mask)
-    tl.store(stats_ptr + (entry + split) * 2, row_max, mask=valid)
-    tl.store(stats_ptr + (entry + split) * 2 + 1, row_sum, mask=valid)
-    # All threads' stores come before the one thread's release; its acquire before their loads.
-    tl.debug_barrier()
-    arrivals = arrivals_ptr + row_begin * tl.num_programs(1) + kv_head
-    arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
-    if arrived == num_splits - 1:
-        tl.store(arrivals, 0)
-        acc, row_sum = _join_splits(
-            partial_ptr, stats_ptr, entry, passage_end, split_begin, split_end, valid,
+    else:
+        _finish_tile(
+            out_ptr, partial_ptr, stats_ptr,
+            arrivals_ptr + row_begin * tl.num_programs(1) + kv_head,
+            (row * NUM_HEADS + head) * max_splits, split, passage_end, split_begin, split_end,
+            row, head, out_stride, acc, row_max, row_sum, valid, in_range,
             BLOCK_M, BLOCK_D, HEAD_DIM, JOIN,
         )  # fmt: skip
-        _store_rows(
-            out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D
-        )
 
 
 def decode_attention(

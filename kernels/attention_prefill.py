@@ -16,6 +16,7 @@ from .attention_tile import (
     LOG2_E,
     _attend,
     _load_queries,
+    _no_sums,
     _store_rows,
     _tile_rows,
     check_attention,
@@ -24,35 +25,69 @@ from .checks import INTERPRETED, ceil_div, next_power_of_2, require
 from .rope import BLOCK_TOKENS
 
 
+@triton.jit
+def _tile_bounds(position, first_visible, valid, first_needed, last_needed, limit,
+                 BLOCK_N: tl.constexpr):  # fmt: skip
+    """First token of the first tile, then tokens [begin, end) that every row sees, in whole tiles.
+
+    Those need no mask. Rows that are not valid may take part with any position: nothing of theirs
+    is stored.
+    """
+    all_see_from = tl.max(tl.where(valid, first_visible, 0), axis=0)
+    all_see_to = tl.min(tl.where(valid, position, limit), axis=0) + 1
+    token_begin = first_needed // BLOCK_N * BLOCK_N
+    begin = (all_see_from + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    end = tl.maximum(tl.minimum(all_see_to, limit) // BLOCK_N * BLOCK_N, begin)
+    return token_begin, tl.minimum(begin, last_needed + 1), tl.minimum(end, last_needed + 1)
+
+
+@triton.jit
+def _attend_context(
+    q, acc, row_max, row_sum,  # as in _attend
+    position, first_visible,
+    k_ptr, v_ptr,  # of this head in block 0
+    table_ptr,  # block table row of the sequence
+    cache_stride, scale_log2,
+    first_needed, last_needed,
+    token_begin, full_begin, full_end,  # as from _tile_bounds
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Adds the sequence's own tokens, with a mask only where some row does not see all."""
+    acc, row_max, row_sum = _attend(
+        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
+        scale_log2, token_begin, full_begin, first_needed, last_needed,
+        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, True, UPCAST,
+    )  # fmt: skip
+    acc, row_max, row_sum = _attend(
+        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
+        scale_log2, full_begin, full_end, first_needed, last_needed,
+        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, False, UPCAST,
+    )  # fmt: skip
+    return _attend(
+        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
+        scale_log2, full_end, last_needed + 1, first_needed, last_needed,
+        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, True, UPCAST,
+    )  # fmt: skip
+
+
 # Sizes of the batch are not specialised on: one compiled kernel serves them all.
 @triton.jit(do_not_specialize=["table_width", "tiles_per_sequence", "window", "passage_width"])
 def _prefill_attention_kernel(
     q_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
-    k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
-    v_cache_ptr,  # the same
+    k_cache_ptr, v_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
     block_table_ptr,  # (num_sequences, table_width)
     positions_ptr,  # (num_rows)
     query_begin_ptr,  # (num_sequences + 1)
     out_ptr,  # (num_rows, NUM_HEADS, HEAD_DIM)
     layout_ptr,  # (num_sequences, 4), with PASSAGES as the next
     passage_ptr,  # (num_sequences, passage_width, 3)
-    q_stride,
-    out_stride,
-    cache_stride,
-    table_width,
-    tiles_per_sequence,
-    scale_log2,
-    window,
+    q_stride, out_stride, cache_stride, table_width, tiles_per_sequence, scale_log2, window,
     passage_width,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    UPCAST: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_TOKENS: tl.constexpr, UPCAST: tl.constexpr,
     PASSAGES: tl.constexpr,
-):
+):  # fmt: skip
     """Many query rows per sequence: one program per tile of rows and KV head, whole context."""
     sequence = tl.program_id(0) // tiles_per_sequence
     kv_head = tl.program_id(1)
@@ -72,23 +107,14 @@ def _prefill_attention_kernel(
         BLOCK_M,
     )  # fmt: skip
     in_range = position < limit
-    # Tiles between full_begin and full_end lie in every row's view and need no mask. Rows that are
-    # not valid may take part with any position: nothing of theirs is stored.
-    all_see_from = tl.max(tl.where(valid, first_visible, 0), axis=0)
-    all_see_to = tl.min(tl.where(valid, position, limit), axis=0) + 1
-    token_begin = first_needed // BLOCK_N * BLOCK_N
-    full_begin = (all_see_from + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    full_end = tl.maximum(tl.minimum(all_see_to, limit) // BLOCK_N * BLOCK_N, full_begin)
-    full_begin = tl.minimum(full_begin, last_needed + 1)
-    full_end = tl.minimum(full_end, last_needed + 1)
-
+    token_begin, full_begin, full_end = _tile_bounds(
+        position, first_visible, valid, first_needed, last_needed, limit, BLOCK_N
+    )
     q = _load_queries(q_ptr, row, head, q_stride, valid, k_cache_ptr, HEAD_DIM, BLOCK_D)
     k_ptr = k_cache_ptr + kv_head * (BLOCK_TOKENS * HEAD_DIM)
     v_ptr = v_cache_ptr + kv_head * (BLOCK_TOKENS * HEAD_DIM)
     table_ptr = block_table_ptr + sequence.to(tl.int64) * table_width
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    acc, row_max, row_sum = _no_sums(BLOCK_M, BLOCK_D)
     if PASSAGES:
         acc, row_max, row_sum = _attend_passages(
             q, acc, row_max, row_sum, position >= sees_from,
@@ -97,20 +123,10 @@ def _prefill_attention_kernel(
             0, tl.where(last_needed >= sees_from, num_blocks, 0),
             HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, UPCAST,
         )  # fmt: skip
-    acc, row_max, row_sum = _attend(
+    acc, row_max, row_sum = _attend_context(
         q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
-        scale_log2, token_begin, full_begin, first_needed, last_needed,
-        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, True, UPCAST,
-    )  # fmt: skip
-    acc, row_max, row_sum = _attend(
-        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
-        scale_log2, full_begin, full_end, first_needed, last_needed,
-        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, False, UPCAST,
-    )  # fmt: skip
-    acc, row_max, row_sum = _attend(
-        q, acc, row_max, row_sum, position, first_visible, k_ptr, v_ptr, table_ptr, cache_stride,
-        scale_log2, full_end, last_needed + 1, first_needed, last_needed,
-        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, True, UPCAST,
+        scale_log2, first_needed, last_needed, token_begin, full_begin, full_end,
+        HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_TOKENS, UPCAST,
     )  # fmt: skip
     _store_rows(out_ptr, row, head, out_stride, acc, row_sum, valid, in_range, HEAD_DIM, BLOCK_D)
 

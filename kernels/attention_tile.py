@@ -149,6 +149,14 @@ def _tile_rows(row_begin, row_end, positions_ptr, kv_head, limit, window, num_he
 
 
 @triton.jit
+def _no_sums(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Sum of p * v, maximum and sum of p of rows that have seen nothing yet."""
+    return (tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
+            tl.full((BLOCK_M,), float("-inf"), tl.float32),
+            tl.zeros((BLOCK_M,), tl.float32))  # fmt: skip
+
+
+@triton.jit
 def _load_queries(q_ptr, row, head, q_stride, valid, k_cache_ptr, HEAD_DIM: tl.constexpr,
                   BLOCK_D: tl.constexpr):  # fmt: skip
     d = tl.arange(0, BLOCK_D)

@@ -14,6 +14,25 @@ SPLIT_TOKENS = 256  # a split never depends on the batch or on the length of the
 
 
 @triton.jit
+def _leave_split(partial_ptr, stats_ptr, at, acc, row_max, row_sum, valid,
+                 HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """Store what each row has of a split at its entry `at`, for `_join_splits`."""
+    d = tl.arange(0, BLOCK_D)
+    d_mask = valid[:, None] & (d < HEAD_DIM)[None, :]
+    tl.store(partial_ptr + at[:, None] * HEAD_DIM + d[None, :], acc, mask=d_mask)
+    tl.store(stats_ptr + at * 2, row_max, mask=valid)
+    tl.store(stats_ptr + at * 2 + 1, row_sum, mask=valid)
+
+
+@triton.jit
+def _arrive(arrivals_ptr):
+    """Count this program in behind its stores; how many were there before it."""
+    # All threads' stores come before the one thread's release; its acquire before their loads.
+    tl.debug_barrier()
+    return tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
 def _join_splits(partial_ptr, stats_ptr, entry, passage_end, split_begin, split_end, valid,
                  BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
                  JOIN: tl.constexpr):  # fmt: skip

@@ -19,7 +19,15 @@ TOKENS_PER_PROGRAM = 4  # the same for decode and prefill: one shape, one order 
 
 
 @triton.jit
-def _rotate(first, second, cos, sin, norm_ptr, pair, inside, at_first, at_second, eps,
+def _load_pairs(ptr, at_first, at_second, mask):
+    """Both halves of each pair, (TOKENS, HALF_BLOCK) float32; `ptr` is (TOKENS, 1)."""
+    first = tl.load(ptr + at_first[None, :], mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(ptr + at_second[None, :], mask=mask, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _rotate(first, second, cos, sin, norm_ptr, inside, at_first, at_second, eps,
             HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr):  # fmt: skip
     if HAS_NORM:
         squares = tl.sum(first * first + second * second, axis=1)
@@ -40,45 +48,21 @@ def _to_cache(x, ptr):
     return x.to(ptr.dtype.element_ty)
 
 
-# Sizes of the batch are not specialised on: one compiled kernel serves them all.
-@triton.jit(do_not_specialize=["num_tokens", "num_positions", "table_width"])
-def _rope_store_kernel(
-    q_ptr,  # (num_tokens, NUM_HEADS, HEAD_DIM)
-    k_ptr,  # (num_tokens, num_kv_heads, HEAD_DIM)
-    v_ptr,  # (num_tokens, num_kv_heads, HEAD_DIM)
-    q_out_ptr,  # (num_tokens, NUM_HEADS, HEAD_DIM)
-    k_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
-    v_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
-    cos_ptr,  # (num_positions, HEAD_DIM / 2)
-    sin_ptr,  # (num_positions, HEAD_DIM / 2)
-    positions_ptr,  # (num_tokens)
-    table_rows_ptr,  # (num_tokens)
-    block_table_ptr,  # (num_sequences, table_width)
-    q_norm_ptr,  # (HEAD_DIM)
-    k_norm_ptr,  # (HEAD_DIM)
-    layout_ptr,  # (num_sequences, 4), with HAS_GAP
-    num_tokens,
-    num_positions,
-    table_width,
-    q_stride,
-    k_stride,
-    v_stride,
-    q_out_stride,
-    cache_stride,  # elements between two blocks
-    eps,
-    NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_GAP: tl.constexpr,
-):
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    head = tl.program_id(1)
+@triton.jit
+def _store_to_cache(cache_ptr, slot, first, second, at_first, at_second, mask):
+    target = cache_ptr + slot[:, None]
+    tl.store(target + at_first[None, :], _to_cache(first, cache_ptr), mask=mask)
+    tl.store(target + at_second[None, :], _to_cache(second, cache_ptr), mask=mask)
+
+
+@triton.jit
+def _rotary_positions(token, num_tokens, num_positions, positions_ptr, table_rows_ptr, layout_ptr,
+                      HAS_GAP: tl.constexpr):  # fmt: skip
+    """Place of each token in its sequence, the position it is rotated by, whether it is live.
+
+    Padding rows (position < 0) and positions past the table are left alone.
+    """
     position = tl.load(positions_ptr + token, mask=token < num_tokens, other=-1)
-    # Padding rows (position < 0) and positions past the table are left alone.
     live = (position >= 0) & (position < num_positions)
     rotary = position
     if HAS_GAP:
@@ -87,16 +71,54 @@ def _rope_store_kernel(
         num_reserved = tl.load(layout + 1, mask=live, other=0)
         rotary = position + tl.where(position >= num_head, num_reserved, 0)
         live = live & (rotary < num_positions)
+    return position, rotary, live
+
+
+@triton.jit
+def _slots(token, position, live, kv_head, table_rows_ptr, block_table_ptr, table_width,
+           cache_stride, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr):  # fmt: skip
+    """Elements from the cache's begin to each token's head, and whether it has a block."""
+    column = position // BLOCK_TOKENS
+    live = live & (column < table_width)
+    table_row = tl.load(table_rows_ptr + token, mask=live, other=0).to(tl.int64)
+    block = tl.load(block_table_ptr + table_row * table_width + column, mask=live, other=-1)
+    slot = kv_head * BLOCK_TOKENS + position % BLOCK_TOKENS
+    return block.to(tl.int64) * cache_stride + slot * HEAD_DIM, live & (block >= 0)
+
+
+# Sizes of the batch are not specialised on: one compiled kernel serves them all.
+@triton.jit(do_not_specialize=["num_tokens", "num_positions", "table_width"])
+def _rope_store_kernel(
+    q_ptr,  # (num_tokens, NUM_HEADS, HEAD_DIM)
+    k_ptr, v_ptr,  # (num_tokens, num_kv_heads, HEAD_DIM)
+    q_out_ptr,  # (num_tokens, NUM_HEADS, HEAD_DIM)
+    k_cache_ptr, v_cache_ptr,  # (num_blocks, num_kv_heads, 32, HEAD_DIM)
+    cos_ptr, sin_ptr,  # (num_positions, HEAD_DIM / 2)
+    positions_ptr, table_rows_ptr,  # (num_tokens)
+    block_table_ptr,  # (num_sequences, table_width)
+    q_norm_ptr, k_norm_ptr,  # (HEAD_DIM)
+    layout_ptr,  # (num_sequences, 4), with HAS_GAP
+    num_tokens, num_positions, table_width, q_stride, k_stride, v_stride, q_out_stride,
+    cache_stride,  # elements between two blocks
+    eps,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_GAP: tl.constexpr,
+):  # fmt: skip
+    """A few tokens of one head: of a query head, or of a KV head its keys and values."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    head = tl.program_id(1)
+    position, rotary, live = _rotary_positions(
+        token, num_tokens, num_positions, positions_ptr, table_rows_ptr, layout_ptr, HAS_GAP
+    )
     token = token.to(tl.int64)
 
     pair = tl.arange(0, HALF_BLOCK)
     inside = pair < HEAD_DIM // 2
     if INTERLEAVED:
-        at_first = pair * 2
-        at_second = pair * 2 + 1
+        at_first, at_second = pair * 2, pair * 2 + 1
     else:
-        at_first = pair
-        at_second = pair + HEAD_DIM // 2
+        at_first, at_second = pair, pair + HEAD_DIM // 2
     mask = live[:, None] & inside[None, :]
     angle = rotary.to(tl.int64)[:, None] * (HEAD_DIM // 2) + pair[None, :]
     cos = tl.load(cos_ptr + angle, mask=mask, other=0.0)
@@ -104,39 +126,26 @@ def _rope_store_kernel(
 
     if head < NUM_HEADS:
         source = q_ptr + token[:, None] * q_stride + head * HEAD_DIM
-        first = tl.load(source + at_first[None, :], mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(source + at_second[None, :], mask=mask, other=0.0).to(tl.float32)
-        first, second = _rotate(first, second, cos, sin, q_norm_ptr, pair, inside, at_first,
-                                at_second, eps, HEAD_DIM, HAS_NORM)  # fmt: skip
+        first, second = _load_pairs(source, at_first, at_second, mask)
+        first, second = _rotate(first, second, cos, sin, q_norm_ptr, inside, at_first, at_second,
+                                eps, HEAD_DIM, HAS_NORM)  # fmt: skip
         target = q_out_ptr + token[:, None] * q_out_stride + head * HEAD_DIM
         element = q_out_ptr.dtype.element_ty
         tl.store(target + at_first[None, :], first.to(element), mask=mask)
         tl.store(target + at_second[None, :], second.to(element), mask=mask)
     else:
         kv_head = head - NUM_HEADS
-        column = position // BLOCK_TOKENS
-        live = live & (column < table_width)
-        table_row = tl.load(table_rows_ptr + token, mask=live, other=0).to(tl.int64)
-        block = tl.load(block_table_ptr + table_row * table_width + column, mask=live, other=-1)
-        mask = (live & (block >= 0))[:, None] & inside[None, :]
-        slot = kv_head * BLOCK_TOKENS + position % BLOCK_TOKENS
-        slot = block.to(tl.int64) * cache_stride + slot * HEAD_DIM
-
+        slot, live = _slots(token, position, live, kv_head, table_rows_ptr, block_table_ptr,
+                            table_width, cache_stride, HEAD_DIM, BLOCK_TOKENS)  # fmt: skip
+        mask = live[:, None] & inside[None, :]
         source = k_ptr + token[:, None] * k_stride + kv_head * HEAD_DIM
-        first = tl.load(source + at_first[None, :], mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(source + at_second[None, :], mask=mask, other=0.0).to(tl.float32)
-        first, second = _rotate(first, second, cos, sin, k_norm_ptr, pair, inside, at_first,
-                                at_second, eps, HEAD_DIM, HAS_NORM)  # fmt: skip
-        target = k_cache_ptr + slot[:, None]
-        tl.store(target + at_first[None, :], _to_cache(first, k_cache_ptr), mask=mask)
-        tl.store(target + at_second[None, :], _to_cache(second, k_cache_ptr), mask=mask)
-
+        first, second = _load_pairs(source, at_first, at_second, mask)
+        first, second = _rotate(first, second, cos, sin, k_norm_ptr, inside, at_first, at_second,
+                                eps, HEAD_DIM, HAS_NORM)  # fmt: skip
+        _store_to_cache(k_cache_ptr, slot, first, second, at_first, at_second, mask)
         source = v_ptr + token[:, None] * v_stride + kv_head * HEAD_DIM
-        target = v_cache_ptr + slot[:, None]
-        first = tl.load(source + at_first[None, :], mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(source + at_second[None, :], mask=mask, other=0.0).to(tl.float32)
-        tl.store(target + at_first[None, :], _to_cache(first, v_cache_ptr), mask=mask)
-        tl.store(target + at_second[None, :], _to_cache(second, v_cache_ptr), mask=mask)
+        first, second = _load_pairs(source, at_first, at_second, mask)
+        _store_to_cache(v_cache_ptr, slot, first, second, at_first, at_second, mask)
 
 
 def rope_store(

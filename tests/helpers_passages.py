@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from helpers import random_ids
+from helpers import DECODE, random_ids, result_bits
 
 from flarecore.errors import ConfigError
 
+VOCABULARY = 271  # of the tiny models
+QUESTION = random_ids(40, seed=7)
 RESERVED = 75
 PASSAGES = [random_ids(n, seed=100 + n) for n in (40, 1, 75, 32)]
 
@@ -51,3 +53,11 @@ def shares_equal_prefixes(engine, ids, num_whole):
     assert fresh(num_head_tokens=40, num_reserved=RESERVED + 1) == 32
     assert fresh(num_head_tokens=39, num_reserved=RESERVED) == 32
     assert fresh(num_head_tokens=64, num_reserved=RESERVED) == 64
+
+
+def prompt_of(num_head, num_question=40):
+    return random_ids(num_head, seed=num_head), random_ids(num_question, seed=7)
+
+
+def bits(sequence, num_tokens=9):
+    return result_bits(sequence.decode(num_tokens, **DECODE))

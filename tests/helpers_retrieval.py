@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 
+from flarecore.retrieval.hybrid import HybridRetriever
 from flarecore.retrieval.index_io import read_index_file, write_index_file
 from flarecore.retrieval.passage import Passage
 
@@ -42,6 +43,15 @@ class TableEncoder:
 
     def encode(self, texts: list[str]) -> np.ndarray:
         return self.table[[int(text[1:]) for text in texts]]
+
+
+HYBRID_PASSAGES = [Passage(f"p{i}", f"word{i} shared X-{i}", title=f"t{i % 3}",
+                           metadata={"mod": i % 4}) for i in range(40)]
+
+
+def build_hybrid(**options) -> HybridRetriever:
+    """BM25 and HNSW over ``HYBRID_PASSAGES``."""
+    return HybridRetriever.build(HYBRID_PASSAGES, WordEncoder(), **options)
 
 
 def table_passages(begin: int, end: int) -> list[Passage]:

@@ -16,6 +16,7 @@ from flarecore.bench.proofs import prove_close
 from flarecore.bench.results_page import render_page
 from flarecore.bench.rows import Report, Row
 from flarecore.bench.runner import FlareRunner
+from flarecore.bench.suite import BENCHMARKS
 from flarecore.cli.main import main
 from flarecore.errors import ConfigError, UnsupportedError
 from flarecore.model import Model
@@ -248,7 +249,7 @@ def test_tables_fit_80_columns():
 
     from rich.console import Console
 
-    for benchmark in ("decode", "busy", "prefill", "load", "sampling", "quality"):
+    for benchmark in BENCHMARKS:
         row = Row(benchmark, "some case", "transformers float32", {}, time((12345.6, 1e4, 2e4)), 7,
                   12, 10**9, 25e9, values={
                       "cost_of_one_row": 1.25, "flarecore_is_faster": 123.45,
@@ -259,7 +260,11 @@ def test_tables_fit_80_columns():
                       "share_p80": 0.1, "perplexity": 12.345, "loss": 0.0123,
                       "loss_error": 0.001, "mean_probability_difference": 0.001,
                       "log_deviation": 0.0512,
-                      "equal_greedy_given": 0.9, "equal_greedy_free": 0.5})
+                      "equal_greedy_given": 0.9, "equal_greedy_free": 0.5,
+                      "tokens_per_sentence": 11.85, "prefilled_per_token": 123.4,
+                      "decoded_per_token": 11.02, "num_prefilled": 1837,
+                      "answers_per_s": 0.123, "tokens_per_answer": 123.4,
+                      "answers_per_s_of_in_turn": 1.234, "recall": 0.988})
         report = dataclasses.replace(decode_rows(2, 0.9, 1.2), benchmark=benchmark, rows=(row,))
         out = io.StringIO()
         tables.print_report(Console(file=out, width=80, color_system=None), report)

@@ -1,8 +1,9 @@
 """Runs of decode steps: the device stops by itself where the host must look, and only there."""
 
 import pytest
-from helpers import open_engine, random_ids, result_bits
-from helpers_gpu import MARKS, SMALL, core_of, gpu_engine, gpu_model, record_graphs, runner_of
+from helpers import random_ids, result_bits
+from helpers_gpu import MARKS, core_of, gpu_engine, gpu_model, record_graphs, runner_of
+from helpers_gpu_runs import PAIRS, PROMPT, check_twin, decodes, script, waits
 from triton_env import DEVICE, torch
 
 from flarecore.errors import CancelledError
@@ -10,59 +11,11 @@ from flarecore.gpu.decode_run import DecodeRun
 from flarecore.sampling import SamplingParams
 
 pytestmark = MARKS
-PROMPT = list(b"Q")
-PAIRS = {b" A": 256, b". ": 257, b"\n\n": 258, b'."': 259}  # of the tiny vocabulary
 
 
 @pytest.fixture(scope="module")
 def model():
     return gpu_model()
-
-
-def script(engine, ids):
-    """Makes the model say `ids` behind the prompt. Its layers, which would not show, are left out.
-    """
-    first = len(PROMPT)
-    forward = core_of(engine)._setup.stepper.forward
-    said = torch.full((forward.shape.context_length + 1,), ord("x"), device=forward.device)
-    said[first : first + len(ids)] = torch.as_tensor(list(ids), device=forward.device)
-
-    def decode(rows, *, with_logits=True):
-        read = rows.positions if rows.logit_rows is None else rows.positions[rows.logit_rows]
-        logits = forward._logits[: read.shape[0] * with_logits]
-        at = said[read.clamp(min=0).long() + 1]
-        return logits.fill_(-2.0).scatter_(1, at[: logits.shape[0], None], 9.0)
-
-    forward.decode = decode
-
-
-def waits(engine):
-    return core_of(engine)._setup.stepper.num_waits
-
-
-def decodes(model, ids, num_decodes, *, gpu=None, count=waits, **options):
-    """(results, state of the sequence, growth of `count` in each decode)."""
-    results, counts = [], []
-    with gpu_engine(model, gpu=gpu) as engine, engine.sequence(PROMPT) as sequence:
-        script(engine, ids)
-        for _ in range(num_decodes):
-            before = count(engine)
-            results.append(sequence.decode(**options))
-            counts.append(count(engine) - before)
-        engine.check_integrity()
-        return results, sequence.token_ids, counts
-
-
-def check_twin(model, ids, num_decodes, **options):
-    """Equality with one step at a time; the results and how often the host waited for each."""
-    ours, tokens, counts = decodes(model, ids, num_decodes, **options)
-    twin, twin_tokens, twin_counts = decodes(
-        model, ids, num_decodes, **{**options, "gpu": {"steps_per_run": 1}})
-    assert [result_bits(out) for out in ours] == [result_bits(out) for out in twin]
-    assert [out.stop_reason for out in ours] == [out.stop_reason for out in twin]
-    assert tokens == twin_tokens
-    assert sum(twin_counts) >= sum(len(out.token_ids) for out in twin), "the twin took runs"
-    return ours, counts
 
 
 def test_one_wait_for_a_sentence(model):
@@ -84,34 +37,6 @@ def test_nothing_is_computed_again_after_a_false_alarm(model):
     assert rows == len(out.token_ids) + 2, "the space and the letter that show the end"
 
 
-@pytest.mark.parametrize(
-    ("ids", "sentence", "num_looks"),
-    [
-        ([*b"He said", PAIRS[b'."'], *b"\n", PAIRS[b"\n\n"], *b"So"], 'He said."\n\n\n', 1),
-        ([*b"Wait", *b"...", *b' "', *b"No"], "Wait...", 1),
-        ([*"雨。山".encode()], "雨。", 3),  # the last byte of 雨 may be that of a line separator
-        ([*"Vraiment ‽ Oui".encode()], "Vraiment ‽", 1),
-        ([*b"Yes", PAIRS[b". "], *b"No"], "Yes. ", 1),
-        ([*b"in the U.S. He went"], "in the U.S.", 4),  # whether behind U. or S., and two for He
-    ],
-)  # fmt: skip
-def test_ends_that_take_several_tokens(model, ids, sentence, num_looks):
-    """White space, quotes, characters in three tokens, words that must be known whole."""
-    (out,), (count,) = check_twin(model, ids, 1, max_tokens=30)
-    assert out.text == sentence and out.stop_reason == "sentence"
-    assert count == num_looks
-
-
-def test_end_of_text_and_budget_stop_in_the_middle_of_a_replay(model):
-    eos = [*b"So be it", 268]
-    (out,), counts = check_twin(model, eos, 1, max_tokens=30)
-    assert out.stop_reason == "eos" and out.text == "So be it" and counts == [1]
-    ours, counts = check_twin(model, b"abcdefghijklma. Op", 3, max_tokens=6)
-    assert [out.text for out in ours] == ["abcdef", "ghijkl", "ma."]
-    assert [out.stop_reason for out in ours] == ["max_tokens", "max_tokens", "sentence"]
-    assert counts == [1, 1, 1], "a budget leaves nothing to look at"
-
-
 def test_a_full_record_is_read_and_the_run_goes_on(model):
     text = b"abcdefghijklmnopqrst. Yes"
     gpu = {"steps_per_replay": 3, "steps_per_run": 7}
@@ -119,54 +44,6 @@ def test_a_full_record_is_read_and_the_run_goes_on(model):
     assert out.text == "abcdefghijklmnopqrst." and counts == [4]
     (twin,), twin_tokens, _ = decodes(model, text, 1, max_tokens=40)
     assert result_bits(out) == result_bits(twin) and tokens == twin_tokens
-
-
-@pytest.mark.parametrize(
-    ("text", "stop", "kept"),
-    [
-        (b"one two STOP three. Four", ["STOP"], "one two "),
-        (b"It rains. The sun", [". Th"], "It rains"),
-        (b"It rains. The sun", [". Tx"], "It rains."),
-        (b"aab aabc aabd", ["aabd", "bd"], "aab aabc "),
-    ],
-)
-def test_stop_strings_over_several_tokens(model, text, stop, kept):
-    (out,), (count,) = check_twin(model, text, 1, max_tokens=30, stop=stop)
-    assert out.text == kept
-    assert count < len(out.token_ids)
-
-
-def test_low_confidence_stops_at_once(model):
-    """All tokens are low; punctuation alone does not count, so that the host looks once more."""
-    (out,), (count,) = check_twin(model, b",,abc. The", 1, max_tokens=30, stop_below=1.0)
-    assert out.text == ",,a" and out.stop_reason == "low_confidence" and count == 3
-    (out,), (count,) = check_twin(model, b"abc. The", 1, max_tokens=9, stop_below=1e-9)
-    assert out.text == "abc." and count == 1
-
-
-def test_rows_stop_at_different_steps(model):
-    """Each gives what it gives alone, and none waits for the longest of them."""
-    text = b"Ab. Cdefgh. Ijklmnopqrstuvw. Xyz"
-    prompts = [PROMPT, [*PROMPT, *text[:3]], [*PROMPT, *text[:11]]]  # each at another place
-    wanted = ["Ab.", " Cdefgh.", " Ijklmnopqrstuvw."]
-    with gpu_engine(model) as engine:
-        script(engine, text)
-        sampling = SamplingParams(temperature=0.3, seed=8)
-        alone = []
-        for ids in prompts:
-            with engine.sequence(ids) as sequence:
-                alone.append(result_bits(sequence.decode(30, sampling=sampling)))
-        before = waits(engine)
-        sequences = [engine.sequence(ids) for ids in prompts]
-        operations = [s.decode_async(30, sampling=sampling) for s in sequences]
-        results = [operation.result() for operation in operations]
-        assert [out.text for out in results] == wanted
-        assert [result_bits(out) for out in results] == alone
-        assert waits(engine) - before <= 2 * len(prompts)
-        assert any(rows > 1 for rows in runner_of(engine)._buckets), "no run had two rows"
-        for sequence in sequences:
-            sequence.close()
-        engine.check_integrity()
 
 
 def test_a_row_with_few_steps_ends_the_run_for_all(model):
@@ -265,39 +142,6 @@ def test_blocks_reserved_for_steps_that_were_not_needed_come_back(model):
             assert first.decode(100).text == " Ab."
             assert len(first.decode(5, until="eos").token_ids) == 5
             engine.check_integrity()
-
-
-def test_three_sets_of_stop_strings_at_once(model):
-    """The third has no bit: its row is looked at after every replay, and ends as it should."""
-    text = b"abcdefghijklmnopqrstuvwxyz"
-    stops = ["hi", "no", "uv"]
-    with gpu_engine(model) as engine:
-        script(engine, text)
-        sequences = [engine.sequence(PROMPT) for _ in stops]
-        operations = [s.decode_async(40, stop=[stop])
-                      for s, stop in zip(sequences, stops, strict=True)]
-        for operation, stop in zip(operations, stops, strict=True):
-            assert operation.result().text.encode() == text[: text.index(stop.encode())]
-
-
-@pytest.mark.skipif(DEVICE != "cpu", reason="exact in float32, in the interpreter")
-def test_sentences_of_the_cpu_engine(model):
-    """Short ones with false alarms, stop strings and a budget, one after the other."""
-    bias = {ord("."): 3.5, PAIRS[b" A"]: 4.0, PAIRS[b"\n\n"]: 2.0, ord("1"): 2.5, ord("\n"): 1.0}
-    options = {"max_tokens": 24, "stop": [" A A", "|"],
-               "sampling": SamplingParams(temperature=1.2, seed=21, logit_bias=bias)}  # fmt: skip
-    found = []
-    with open_engine(SMALL) as cpu, gpu_engine(model) as gpu:
-        for engine in (cpu, gpu):
-            with engine.sequence(random_ids(5, seed=4)) as sequence:
-                results = [sequence.decode(**options) for _ in range(4)]
-                found.append([(out.token_ids, out.text_bytes, out.stop_reason) for out in results])
-                found[-1].append(sequence.token_ids)
-        assert found[0] == found[1]
-        num_tokens = sum(len(ids) for ids, _, _ in found[0][:-1])
-        assert waits(gpu) < num_tokens and num_tokens > 20
-        assert {reason for _, _, reason in found[0][:-1]} == {
-            "sentence", "stop_string", "max_tokens"}  # fmt: skip
 
 
 class LateDevice:

@@ -1,7 +1,5 @@
 """Attached passages: the engine against one masked forward pass, and against itself."""
 
-import contextlib
-
 import numpy as np
 import pytest
 from helpers import (
@@ -17,37 +15,16 @@ from helpers import (
     transformers_decoder,
 )
 from helpers_gemma import TinyGemma, tiny_gemma_path
-from helpers_passages import (
-    PASSAGES,
-    RESERVED,
-    open_with,
-    refuses_other_heads,
-    shares_equal_prefixes,
-)
+from helpers_passages import PASSAGES, QUESTION, RESERVED, bits, open_with, prompt_of
 
 from flarecore import SamplingParams
-from flarecore.errors import (
-    CancelledError,
-    ConfigError,
-    ContextOverflowError,
-    FlarecoreError,
-    OutOfBlocksError,
-    SequenceBusyError,
-)
-from flarecore.passage_kv import PassageKv
 from flarecore.reference.decoder import ReferenceDecoder
 from flarecore.reference.gemma_weights import load_gemma_gguf
 from flarecore.reference.gguf_weights import load_llama_gguf
 from flarecore.reference.parallel import lay_out, parallel_logits
 from flarecore.reference.sampler import confidences
 
-VOCABULARY = 271
-QUESTION = random_ids(40, seed=7)
 DRAWN = SamplingParams(temperature=1.0, seed=5)
-
-
-def prompt_of(num_head, num_question=40):
-    return random_ids(num_head, seed=num_head), random_ids(num_question, seed=7)
 
 
 def greedy_of_reference(decoder, ids, num_head, passages, sees_from, chosen):
@@ -57,8 +34,6 @@ def greedy_of_reference(decoder, ids, num_head, passages, sees_from, chosen):
     return (logits.argmax(axis=-1).tolist(),
             confidences(logits)[np.arange(len(chosen)), chosen])
 
-
-# ---- the approximation itself ----
 
 def test_layout_masks_positions_and_passages():
     laid = lay_out([1, 2, 3, 4], 2, 10, [[5, 6], [7]], sees_from=3)
@@ -133,8 +108,6 @@ def test_smollm2_equals_one_masked_forward_pass():
     np.testing.assert_allclose(decoded.probs, probs, atol=PROB_TOLERANCE, rtol=0)
 
 
-# ---- the same bits in all ways ----
-
 def story(engine, *, head=37, speculate=False, noise=None):
     """Bits of a few operations on a sequence with passages."""
     head, question = prompt_of(head)
@@ -189,10 +162,6 @@ def test_bits_of_gemma_do_not_depend_on_batching(window):
     assert results[0] == results[1] == results[2]
 
 
-def bits(sequence, num_tokens=9):
-    return result_bits(sequence.decode(num_tokens, **DECODE))
-
-
 def test_fork_rollback_and_fresh_sequences_agree():
     engine = open_engine(TinyLlama(), compute="int8")
     head, question = prompt_of(21)
@@ -225,232 +194,3 @@ def test_reattaching_the_same_keeps_what_was_computed():
     again = sequence.decode(4, **DECODE)
     assert first.stats.num_prefilled == 0
     assert again.stats.num_prefilled == 0
-
-
-# ---- what is shared, and what must not be ----
-
-def test_attaching_copies_nothing_and_costs_one_row():
-    engine = open_engine(TinyLlama())
-    head, question = prompt_of(64, 64)
-    trunk = open_with(engine, head, question)
-    passages = [trunk.encode_passage(ids) for ids in PASSAGES]
-    held = engine.stats().num_held_blocks
-    rows = engine.stats().num_rows
-    forks = [trunk.fork() for _ in range(5)]
-    for fork in forks:
-        fork.attach(passages)
-    assert engine.stats().num_held_blocks == held
-    results = {bits(fork, 1) for fork in forks}
-    assert len(results) == 1
-    assert engine.stats().num_rows == rows + len(forks)
-
-
-def test_prefixes_are_shared_only_where_they_are_equal():
-    engine = open_engine(TinyLlama(), compute="int8")
-    head, question = prompt_of(40, 100)
-    ids = [*head, *question]
-
-    def reused(sequence):
-        return sequence.extend(random_ids(2)).num_reused
-
-    shares_equal_prefixes(engine, ids, 128)
-    # What saw passages is nobody else's.
-    with open_with(engine, head, question, PASSAGES[:1], 40) as sequence:
-        bits(sequence, 60)
-    with open_with(engine, head, question, PASSAGES[:1], 40) as sequence:
-        assert sequence.decode(1, **DECODE).stats.num_reused == 40
-    engine.check_integrity()
-
-
-def test_passages_outlive_their_sequence_and_stay_with_their_model():
-    engine = open_engine(TinyLlama())
-    head, question = prompt_of(12)
-    with open_with(engine, head, question) as sequence:
-        passage = sequence.encode_passage(PASSAGES[0])
-        sequence.attach([passage])
-        expected = bits(sequence)
-    assert (passage.num_tokens, passage.token_ids, passage.head_ids) == (40, PASSAGES[0], head)
-    assert passage.size_bytes == 2 * engine.stats().block_size_bytes == passage.data.size
-    with pytest.raises(ValueError, match="read-only"):
-        passage.data[0] = 1
-    with open_with(engine, head, question) as sequence:
-        sequence.attach([passage])
-        assert bits(sequence) == expected
-    for other in (open_engine(TinyLlama(seed=2)), open_engine(TinyLlama(), compute="int8")):
-        with open_with(other, head, question) as sequence, \
-                pytest.raises(ConfigError, match="another model or compute mode"):
-            sequence.attach([passage])
-
-
-def test_engines_of_one_model_share_passages():
-    from flarecore import Engine
-
-    first = open_engine(TinyLlama())
-    head, question = prompt_of(12)
-    with open_with(first, head, question) as sequence:
-        passage = sequence.encode_passage(PASSAGES[0])
-        sequence.attach([passage])
-        expected = bits(sequence)
-    first.close()
-    with Engine(first.model, compute="float32") as second, \
-            open_with(second, head, question) as sequence:
-        sequence.attach([passage])
-        assert bits(sequence) == expected
-
-
-# ---- refusals and failures ----
-
-def test_wrong_calls_are_refused_and_change_nothing():
-    engine = open_engine(TinyLlama())
-    head, question = prompt_of(12)
-    sequence = open_with(engine, head, question, PASSAGES[:1])
-    passage = sequence.encode_passage(PASSAGES[0])
-    with sequence.fork() as fork:
-        expected = bits(fork)
-    with pytest.raises(ConfigError, match="reserves positions for 1 to 75"):
-        sequence.encode_passage(random_ids(RESERVED + 1))
-    with pytest.raises(ConfigError, match="reserves positions"):
-        sequence.encode_passage([])
-    with pytest.raises(ConfigError, match="vocabulary"):
-        sequence.encode_passage([VOCABULARY])
-    for wrong in (11, 0, -1):
-        with pytest.raises(ConfigError, match="from_token"):
-            sequence.attach([passage], from_token=wrong)
-    with pytest.raises(ConfigError, match="PassageKv"):
-        sequence.attach([PASSAGES[0]])
-    refuses_other_heads(engine, head, question, passage, sequence)
-    with sequence.fork() as fork:
-        assert bits(fork) == expected
-    engine.check_integrity()
-
-
-def test_reserved_positions_count_towards_the_context():
-    engine = open_engine(TinyLlama(context_length=128))
-    with pytest.raises(ContextOverflowError, match="leave no room"):
-        engine.sequence(num_head_tokens=60, num_reserved=68)
-    sequence = engine.sequence(random_ids(40), num_head_tokens=10, num_reserved=75)
-    with pytest.raises(ContextOverflowError, match="reserved"):
-        sequence.extend(random_ids(14))
-    decoded = sequence.decode(100, **DECODE)
-    assert decoded.stop_reason == "context_length"
-    assert sequence.num_tokens + 75 == 128
-
-
-def test_a_busy_sequence_and_failed_encoding():
-    engine = open_engine(TinyLlama())
-    head, question = prompt_of(12)
-    sequence = open_with(engine, head, question)
-    passage = sequence.encode_passage(PASSAGES[0])
-    operation = sequence.decode_async(200, **DECODE)
-    with contextlib.suppress(SequenceBusyError):
-        sequence.attach([passage])
-        assert operation.done()
-    operation.cancel()
-    with contextlib.suppress(CancelledError):
-        operation.result()
-    held = engine.stats().num_held_blocks
-    with pytest.raises(FlarecoreError):
-        sequence.encode_passage_async(PASSAGES[2], deadline_ms=1e-6).result()
-    cancelled = [sequence.encode_passage_async(PASSAGES[2]) for _ in range(4)]
-    for one in cancelled:
-        one.cancel()
-    for one in cancelled:
-        with contextlib.suppress(CancelledError):
-            one.result()
-    engine.check_integrity()
-    assert engine.stats().num_held_blocks == held
-
-
-def test_encoding_without_room_leaves_everything_as_it_was():
-    with open_engine(TinyLlama()) as engine:
-        size = engine.stats().block_size_bytes
-    engine = open_engine(TinyLlama(), kv_cache_bytes=3 * size)
-    head, question = prompt_of(12)
-    sequence = open_with(engine, head, question)
-    with pytest.raises(OutOfBlocksError):
-        sequence.encode_passage(PASSAGES[2])
-    engine.check_integrity()
-    assert engine.stats().num_held_blocks == 2
-    assert isinstance(sequence.encode_passage(PASSAGES[1]), PassageKv)
-
-
-# ---- random walks against fresh sequences ----
-
-class Walk:
-    """One sequence and a description of what it must be: ids, passages, sees_from."""
-
-    def __init__(self, seed):
-        self.rng = np.random.default_rng(seed)
-        self.engine = open_engine(TinyLlama(num_layers=1), compute="int8")
-        self.head = random_ids(37, seed=3)
-        self.pool = []
-        sequence = self.open([*self.head, *random_ids(5)])
-        self.pool = [sequence.encode_passage(ids) for ids in PASSAGES]
-        self.pairs = [[sequence, [*self.head, *random_ids(5)], [], 0]]
-
-    def open(self, ids):
-        return self.engine.sequence(ids, num_head_tokens=37, num_reserved=RESERVED)
-
-    def step(self):
-        pair = self.pairs[self.rng.integers(len(self.pairs))]
-        sequence, ids, passages, _ = pair
-        kind = self.rng.choice(["extend", "decode", "truncate", "attach", "detach", "fork",
-                                "rollback", "close"])
-        if kind == "extend" and len(ids) < 200:
-            more = random_ids(int(self.rng.integers(1, 70)), seed=int(self.rng.integers(4)))
-            sequence.extend(more)
-            ids += more
-        elif kind == "decode" and len(ids) < 200:
-            ids += sequence.decode(int(self.rng.integers(1, 12)), **DECODE).token_ids
-        elif kind == "truncate":
-            kept = int(self.rng.integers(37 if passages else 1, len(ids) + 1))
-            if kept >= 37:
-                sequence.truncate(kept)
-                del ids[kept:]
-        elif kind == "attach":
-            chosen = self.rng.permutation(4)[: self.rng.integers(1, 4)].tolist()
-            pair[3] = int(self.rng.integers(37, len(ids) + 1))
-            pair[2] = chosen
-            sequence.attach([self.pool[i] for i in chosen], from_token=pair[3])
-        elif kind == "detach":
-            sequence.detach()
-            pair[2] = []
-        elif kind == "fork" and len(self.pairs) < 4:
-            self.pairs.append([sequence.fork(), [*ids], [*passages], pair[3]])
-        elif kind == "rollback":
-            checkpoint = sequence.checkpoint()
-            sequence.detach()
-            sequence.truncate(len(self.head))
-            sequence.extend(random_ids(3))
-            sequence.rollback(checkpoint)
-        elif kind == "close" and len(self.pairs) > 1:
-            sequence.close()
-            self.pairs.remove(pair)
-
-    def check(self):
-        for sequence, ids, passages, sees_from in self.pairs:
-            assert sequence.token_ids == ids
-            fresh = open_engine(TinyLlama(num_layers=1), compute="int8")
-            with fresh:
-                seen = fresh.sequence(ids[:37], num_head_tokens=37, num_reserved=RESERVED)
-                if passages:
-                    # The sequence may have been cut before the first token that sees them.
-                    seen.extend([*ids[37:], *random_ids(max(0, sees_from - len(ids)))])
-                    seen.attach([seen.encode_passage(PASSAGES[i]) for i in passages],
-                                from_token=sees_from)
-                    seen.truncate(len(ids))
-                else:
-                    seen.extend(ids[37:])
-                with sequence.fork() as fork:
-                    assert fork.score(QUESTION[:9]).probs.tobytes() == \
-                        seen.score(QUESTION[:9]).probs.tobytes()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_walks_equal_fresh_sequences(seed):
-    walk = Walk(seed)
-    for number in range(60):
-        walk.step()
-        walk.engine.check_integrity()
-        if number % 12 == 11:
-            walk.check()

@@ -16,7 +16,6 @@ from flarecore.cli.trace_output import save_traces
 from flarecore.errors import ConfigError
 from flarecore.events import DraftStarted
 from flarecore.trace_file import read_traces
-from flarecore.whole_file import write_whole
 
 EVENT = DraftStarted(0, 0, ()).to_json()
 
@@ -106,32 +105,6 @@ def test_a_failure_says_why_and_writes_nothing(
     assert out == "" and err.startswith("flarecore: error: ") and "Traceback" not in err
     assert re.search(message, err), err
     assert {p.name: p.is_file() and p.read_bytes() for p in tmp_path.iterdir()} == before
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    target, link = tmp_path / "page.html", tmp_path / "link.html"
-    target.write_text("old")
-    os.symlink("page.html", link)
-    write_whole(link, "näw")
-    assert link.is_symlink() and target.read_text(encoding="utf-8") == "näw"
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match=r"No space left.*page\.html"):
-        write_whole(target, "newer")
-    assert target.read_text(encoding="utf-8") == "näw"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.html", "page.html"]
-
-
-def test_a_pipe_is_written_to_and_stays(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_whole(pipe, "text")
-    assert os.read(reader, 100) == b"text" and not pipe.is_file()
-    os.close(reader)
 
 
 def test_traces_are_saved_in_the_form_of_the_file_name(trace, tmp_path, capsys):

@@ -1,95 +1,14 @@
-"""The fused sampler against a float64 reference that sorts, and against the CPU sampler."""
+"""The fused sampler without filters: tokens, confidences, random numbers, state."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers_triton_sampling import M32, NEG_INF, check, philox, random_logits, run, uniform
 from triton_env import DEVICE, bits, device_only, device_tensor, tl, torch, triton
 
 from kernels.sampling import SamplerState, SamplerWorkspace, TokenFlag, sample
 from kernels.sampling_math import _exp, _uniform
-
-NEG_INF = float("-inf")
-M32 = 0xFFFFFFFF
-
-
-def philox(counter, key):
-    c, k = list(counter), list(key)
-    for _ in range(10):
-        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(p1 >> 32) ^ c[1] ^ k[0], p1 & M32, (p0 >> 32) ^ c[3] ^ k[1], p0 & M32]
-        k = [(k[0] + 0x9E3779B9) & M32, (k[1] + 0xBB67AE85) & M32]
-    return c
-
-
-def uniform(seed, stream, position, pass_index):
-    out = philox((position, stream, pass_index, 0), (seed & M32, seed >> 32))
-    return ((out[0] >> 9) + 0.5) / (1 << 23)
-
-
-def reference(choice, raw, u, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0):
-    """(token, confidence, margin): margin is how far u and top_p are from choosing otherwise."""
-    choice, raw = choice.astype(np.float64), raw.astype(np.float64)
-    probs = np.exp(raw - raw.max())
-    probs /= probs.sum()
-    if temperature == 0.0:
-        token = int(np.argmax(choice))
-        return token, probs[token], 1.0
-    weights = np.exp((choice - choice.max()) / temperature)
-    order = np.arange(len(choice))
-    margin = 1.0
-    if top_k > 0 or top_p < 1.0 or min_p > 0.0:
-        order = np.lexsort((order, -choice))
-        if top_k > 0:
-            order = order[:top_k]
-        if top_p < 1.0:
-            cumulative = np.cumsum(weights[order]) / weights[order].sum()
-            margin = np.abs(cumulative - np.float32(top_p)).min()
-            order = order[: np.argmax(cumulative >= np.float32(top_p)) + 1]
-        if min_p > 0.0:
-            order = order[weights[order] >= min_p]
-    cumulative = np.cumsum(weights[order])
-    cumulative /= cumulative[-1]
-    token = int(order[np.argmax(cumulative > u)])
-    return token, probs[token], min(margin, np.abs(cumulative - u).min())
-
-
-def run(logits, settings, positions=None, choice=None, candidates=1 << 15, capacity=4, dtype=None,
-        steps=1, **options):  # fmt: skip
-    """One launch (or `steps`) of the sampler over numpy logits -> state."""
-    num_rows, vocab = logits.shape
-    state = SamplerState.allocate(num_rows, capacity, DEVICE)
-    workspace = SamplerWorkspace.allocate(num_rows, vocab, DEVICE, candidates)
-    for row, setting in enumerate(settings):
-        state.configure(row, **setting)
-        state.reset(row, 5 if positions is None else positions[row])
-    tensor = device_tensor(logits, dtype)
-    flags = torch.zeros(vocab, dtype=torch.uint8, device=DEVICE)
-    choice = None if choice is None else device_tensor(choice, dtype)
-    for _ in range(steps):
-        sample(tensor, flags, state, workspace, choice_logits=choice, **options)
-    assert not workspace.counters.any(), "counters must be zero after a step"
-    return state
-
-
-def check(logits, settings, choice=None, positions=None, **options):
-    """Every row's token and confidence equal the reference's."""
-    positions = positions or [5] * len(logits)
-    state = run(logits, settings, positions, choice, **options)
-    for row, setting in enumerate(settings):
-        drawn = dict(setting)
-        seed, stream = drawn.pop("seed", 0), drawn.pop("stream", 0)
-        u = uniform(seed, stream, positions[row] + 1, drawn.pop("pass_index", 0))
-        raw = logits[row]
-        token, prob, margin = reference(raw if choice is None else choice[row], raw, u, **drawn)
-        assert margin > 1e-6, f"row {row}: too close to call, take another seed"
-        assert state.tokens[row].item() == token, f"row {row}: {setting}"
-        np.testing.assert_allclose(state.history_probs[row, 0].item(), prob, rtol=1e-6)
-    return state
-
-
-def random_logits(rows, vocab, seed=0, scale=3.0):
-    return (np.random.default_rng(seed).standard_normal((rows, vocab)) * scale).astype(np.float32)
 
 
 @triton.jit
@@ -182,62 +101,6 @@ def test_invalid_logits_are_flagged(filtered):
     assert state.history_probs[:4, 0].tolist() == [0.0] * 4
     assert state.min_prob[:4].tolist() == [0.0] * 4
     assert all(0 <= t < 1100 for t in state.tokens.tolist())
-
-
-FILTERS = [
-    {"top_k": 1},
-    {"top_k": 7, "seed": 2},
-    {"top_p": 0.5, "seed": 2},
-    {"top_p": 0.95, "temperature": 2.0, "seed": 4},
-    {"min_p": 0.05, "seed": 5},
-    {"min_p": 1.0},
-    {"top_k": 20, "top_p": 0.8, "seed": 6},
-    {"top_k": 1000, "top_p": 0.7, "min_p": 0.02, "seed": 7},
-    {"top_p": 1e-6},
-    {},
-]
-
-
-def filter_settings():
-    return [{"temperature": 1.0, **f} for f in FILTERS]
-
-
-@pytest.mark.parametrize("vocab", [1, 111, 1500, device_only(128256), device_only(262144)])
-def test_filters(vocab):
-    logits = random_logits(len(FILTERS), vocab, seed=vocab)
-    check(logits, filter_settings())
-
-
-@pytest.mark.parametrize("vocab", [111, 1500])
-def test_same_tokens_as_the_cpu_sampler(vocab):
-    native = pytest.importorskip("flarecore._C", reason="the C++ core is not built").testing
-    settings = [{"temperature": 0.8, **f, "stream": 3} for f in [{}, *FILTERS, {"top_k": vocab}]]
-    settings += [{}, {"temperature": 3.0, "seed": (1 << 63) + 5}]
-    logits = random_logits(len(settings), vocab, seed=7)
-    logits[:, ::3] = np.round(logits[:, ::3])
-    state = run(logits, settings, [40 + row for row in range(len(settings))])
-    for row, setting in enumerate(settings):
-        token, prob = native.sample(logits[row], setting, position=41 + row)
-        assert state.tokens[row].item() == token, f"row {row}: {setting}"
-        np.testing.assert_allclose(state.history_probs[row, 0].item(), prob, rtol=2e-6)
-
-
-def test_filters_cut_ties_by_id():
-    # 40 equal logits over two chunks: the kept ones are the lowest ids.
-    logits = np.full((3, 1200), -3.0, np.float32)
-    ids = np.random.default_rng(1).permutation(1200)[:40]
-    logits[:, ids] = 2.0
-    settings = [{"top_k": 11, "seed": 1}, {"top_p": 0.3, "seed": 8}, {"min_p": 0.5, "seed": 3}]
-    check(logits, [{"temperature": 1.0, **s} for s in settings])
-
-
-def test_more_candidates_than_the_list_holds():
-    logits = random_logits(3, 3000, scale=0.5)
-    settings = [{"top_p": 0.9, "seed": 11}, {"top_k": 60, "seed": 12}, {"min_p": 0.1, "seed": 13}]
-    settings = [{"temperature": 1.0, **s} for s in settings]
-    short = check(logits, settings, candidates=16)
-    long = check(logits, settings)
-    assert bits(short.history_probs) == bits(long.history_probs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -30,12 +31,10 @@ if not INTERPRETED and not torch.cuda.is_available():
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
-def _look_at_builtins_only():
+def _look_at_builtins_only(interpreter):
     """The interpreter searches Triton's language for builtins at every call of a device function;
     what it finds does not change.
     """
-    from triton.runtime import interpreter
-
     names = {}
 
     def patch_builtin(package, *args):
@@ -50,8 +49,50 @@ def _look_at_builtins_only():
     interpreter._patch_builtin = patch_builtin
 
 
+def _patch_once_a_launch(interpreter):
+    """The interpreter puts its functions into Triton's language at every call of a device function,
+    and takes them out at the end of the launch; once a launch is enough. Launches of two threads
+    come one after the other, or one would take out what the other needs.
+    """
+    patch, call = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    launching, patched = threading.RLock(), []
+
+    def patch_lang(fn):
+        modules = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        if all(module in patched for module in modules):
+            return interpreter._LangPatchScope()
+        patched.extend(modules)
+        return patch(fn)
+
+    def launch(self, *args, **kwargs):
+        with launching:
+            try:
+                return call(self, *args, **kwargs)
+            finally:
+                patched.clear()
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_lang, launch
+
+
+def _remember_dtypes(interpreter):
+    """The interpreter makes a table of all types at every look at one."""
+    get, known = interpreter._get_np_dtype, {}
+
+    def get_np_dtype(dtype):
+        scalar = dtype.scalar
+        if scalar.name not in known:
+            known[scalar.name] = get(scalar)
+        return known[scalar.name]
+
+    interpreter._get_np_dtype = get_np_dtype
+
+
 if INTERPRETED:
-    _look_at_builtins_only()
+    from triton.runtime import interpreter as _interpreter
+
+    _look_at_builtins_only(_interpreter)
+    _patch_once_a_launch(_interpreter)
+    _remember_dtypes(_interpreter)
 
 
 def device_tensor(values, dtype=None):

@@ -74,7 +74,7 @@ class LoopOptions:
 
 
 class Mode:
-    """A way to run the loop.
+    """A way to run the loop: one answer after the other, if :meth:`write` does not say otherwise.
 
     Parameters
     ----------
@@ -109,10 +109,13 @@ class Mode:
         self._engine = self._open_engine()
 
     def run(self) -> None:
-        """Answers all questions, one after the other."""
+        """Answers all questions."""
         flare = Flare(self._engine, self._questions.retriever, self.config)
-        self.answers = [flare.generate(question)
-                        for question in self._questions.questions[:self._num_questions]]
+        self.answers = self.write(flare, self._questions.questions[:self._num_questions])
+
+    def write(self, flare: Flare, questions: Sequence[str]) -> list[FlareResult]:
+        """The answers, in the order of the questions."""
+        return [flare.generate(question) for question in questions]
 
     def total(self, count: str) -> int:
         """Sum of a count of ``FlareStats`` over the answers of the last run."""

@@ -1,4 +1,4 @@
-"""Questions and passages for the loop: the demonstration's, or a folder's."""
+"""Questions and passages for loop and retrieval: the demonstration's, or a folder's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flarecore.demo_data import DATA, demo_template
 from flarecore.eval.dataset import load_data
 from flarecore.eval.exemplars import PromptMaker, default_exemplars, load_exemplars
 from flarecore.eval.metrics import text_language
-from flarecore.retrieval.passage import Retriever
+from flarecore.retrieval.passage import Passage, Retriever
 from flarecore.templates import PromptTemplate
 
-__all__ = ["LoopQuestions", "QuestionSource"]
+__all__ = ["LoopQuestions", "QuestionSource", "SourceTexts"]
 
 # Questions over the demonstration's passages, of several sentences each.
 _DEMO_QUESTIONS = (
@@ -38,6 +38,49 @@ class QuestionSource:
 
     folder: Path | None = None
     prefix: str = ""
+
+
+@dataclass(frozen=True)
+class SourceTexts:
+    """What a source holds.
+
+    Attributes
+    ----------
+    name : str
+        What it is, in tables.
+    questions : sequence of str
+    passages : sequence of Passage
+    template : PromptTemplate or None
+        None: the model's default.
+    """
+
+    name: str
+    questions: Sequence[str]
+    passages: Sequence[Passage]
+    template: PromptTemplate | None
+
+    @classmethod
+    def read(cls, source: QuestionSource, progress: Progress = no_progress) -> SourceTexts:
+        """Reads questions and passages.
+
+        Raises
+        ------
+        ConfigError
+            A file is missing or a line is wrong; names file and line.
+        """
+        from flarecore.retrieval import read_passages
+
+        if source.folder is None:
+            return cls("the demonstration's questions", _DEMO_QUESTIONS, read_passages(DATA),
+                       demo_template())
+        data = load_data(source.folder, prefix=source.prefix, progress=progress)
+        language = text_language(data.questions[0].text)
+        exemplars = load_exemplars(default_exemplars(data.num_gold, language))
+        # Running text keeps a small model in the format, whether it knows a chat or not.
+        prompts = PromptMaker(exemplars, has_chat=False, style="text")
+        return cls(f"{data.name}, {len(data.passages)} passages",
+                   [question.text for question in data.questions], data.passages,
+                   prompts.template)
 
 
 @dataclass(frozen=True)
@@ -71,17 +114,8 @@ class LoopQuestions:
         UnsupportedError
             bm25s is not installed.
         """
-        from flarecore.retrieval import BM25Retriever, read_passages
+        from flarecore.retrieval import BM25Retriever
 
-        if source.folder is None:
-            passages = read_passages(DATA)
-            retriever = BM25Retriever.build(passages, progress=progress)
-            return cls("the demonstration's questions", _DEMO_QUESTIONS, retriever, demo_template())
-        data = load_data(source.folder, prefix=source.prefix)
-        language = text_language(data.questions[0].text)
-        exemplars = load_exemplars(default_exemplars(data.num_gold, language))
-        # Running text keeps a small model in the format, whether it knows a chat or not.
-        prompts = PromptMaker(exemplars, has_chat=False, style="text")
-        retriever = BM25Retriever.build(data.passages, progress=progress)
-        return cls(f"{data.name}, {len(data.passages)} passages",
-                   [question.text for question in data.questions], retriever, prompts.template)
+        texts = SourceTexts.read(source, progress)
+        retriever = BM25Retriever.build(texts.passages, progress=progress)
+        return cls(texts.name, texts.questions, retriever, texts.template)

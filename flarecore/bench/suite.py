@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from flarecore.bench import busy, decode, growth, load, loop, prefill, quality, sampling
+from flarecore.bench import (
+    answers,
+    busy,
+    decode,
+    growth,
+    load,
+    loop,
+    prefill,
+    quality,
+    retrieval,
+    sampling,
+)
 from flarecore.bench.harness import Progress, no_progress
 from flarecore.bench.rows import Report
 from flarecore.bench.session import BenchOptions, Session, open_session
@@ -13,7 +24,11 @@ from flarecore.errors import ConfigError
 
 __all__ = ["BENCHMARKS", "SuiteOptions", "run_suite"]
 
-BENCHMARKS = ("decode", "busy", "prefill", "load", "sampling", "loop", "growth", "quality")
+BENCHMARKS = ("decode", "busy", "prefill", "load", "sampling", "loop", "growth", "answers",
+              "retrieval", "quality")
+# load runs in processes of its own, sampling and answers have no peer, that of retrieval is no
+# decoder.
+_WITHOUT_PEERS = ("load", "sampling", "answers", "retrieval")
 
 
 @dataclass(frozen=True)
@@ -26,9 +41,10 @@ class SuiteOptions:
     load: load.LoadOptions = field(default_factory=load.LoadOptions)
     sampling: sampling.SamplingOptions = field(default_factory=sampling.SamplingOptions)
     quality: quality.QualityOptions = field(default_factory=quality.QualityOptions)
-
     loop: loop.LoopOptions = field(default_factory=loop.LoopOptions)
     growth: growth.GrowthOptions = field(default_factory=growth.GrowthOptions)
+    answers: answers.AnswersOptions = field(default_factory=answers.AnswersOptions)
+    retrieval: retrieval.RetrievalOptions = field(default_factory=retrieval.RetrievalOptions)
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.benchmarks if name not in BENCHMARKS]
@@ -62,9 +78,10 @@ def run_suite(
         "quality": lambda s: quality.measure(s, suite.quality),
         "loop": lambda s: loop.measure(s, suite.loop),
         "growth": lambda s: growth.measure(s, suite.growth),
+        "answers": lambda s: answers.measure(s, suite.answers),
+        "retrieval": lambda s: retrieval.measure(s, suite.retrieval),
     }
-    # Loading runs in processes of its own and sampling has no peer.
-    with_peers = any(name not in ("load", "sampling") for name in suite.benchmarks)
+    with_peers = any(name not in _WITHOUT_PEERS for name in suite.benchmarks)
     with open_session(options, progress, with_peers=with_peers) as session:
         for name in suite.benchmarks:
             notes = list(session.notes)

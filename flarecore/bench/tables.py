@@ -60,6 +60,14 @@ def _versus_one(row: Row) -> str:
     return "" if value is None else f"{_number(value)}×"
 
 
+def _times(name: str) -> Callable[[Row], str]:
+    def show(row: Row) -> str:
+        value = row.values.get(name)
+        return "" if value is None else f"{_number(value)}×"
+
+    return show
+
+
 def _ours(row: Row) -> str:
     value = row.values.get("flarecore_is_faster")
     return "" if value is None else f"{value:.0f}×" if value >= 100 else f"{value:.2f}×"
@@ -95,6 +103,14 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     "growth": (
         _ENGINE, ("ms", _median(1e3)), ("p20–p80", _spread(1e3)),
         ("prefilled", _value("num_prefilled", 1, 0))),
+    "answers": (
+        _ENGINE, ("s/answer", _median(1)), ("p20–p80", _spread(1)),
+        ("answers/s", _value("answers_per_s")), ("tokens", _value("tokens_per_answer")),
+        ("prefilled", _value("prefilled_per_token")),
+        ("vs turn", _times("answers_per_s_of_in_turn"))),
+    "retrieval": (
+        _ENGINE, ("p50 ms", _median(1e3)), ("p20–p80", _spread(1e3)),
+        ("recall", _share("recall", 1)), _OURS),
     "quality": (
         _ENGINE, ("perplexity", _value("perplexity", 1, 5)), ("loss", _share("loss", 2)),
         ("±", _share("loss_error", 2)), ("|Δp|", _value("mean_probability_difference", 1, 4)),
@@ -114,6 +130,12 @@ _LEGENDS = {
     "loop": "Wall time of an accepted sentence, and what it has; tokens prefilled and decoded for "
             "each token kept. ours: times as long for a sentence as the first row.",
     "growth": "One retrieval: from found passages to the first token written with them.",
+    "answers": "Whole answers on one engine: wall time over their number; tokens of an answer, "
+               "and prefilled for each of them. vs turn: answers/s against one after the "
+               "other.",
+    "retrieval": "One question at a time, quantiles over questions and rounds. recall: share of "
+                 "the passages that exact search finds. ours: times as fast as this row "
+                 "flarecore's first row of the case is.",
     "quality": "loss: of perplexity against float32, ± its standard error. Δ log p: root of the "
                "mean squared difference of log probabilities. equal: greedy tokens behind "
                "the exact engine's own; in a row: until the first difference.",

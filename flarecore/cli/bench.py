@@ -26,6 +26,8 @@ _WHAT = {
     "quality": "perplexity and greedy tokens against float32",
     "loop": "the whole FLARE loop, in our modes and around the peers",
     "growth": "one retrieval while the answer grows",
+    "answers": "whole answers at once against in turn",
+    "retrieval": "query embedding and search over a corpus",
     "all": "everything, one after the other",
 }
 
@@ -90,12 +92,16 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument("--vocab-sizes", help="logits of a row, beside the model's own "
                        "(default: 49152,262144)", **lists)
-    group = parser.add_argument_group("loop")
+    group = parser.add_argument_group("loop, answers, retrieval")
     group.add_argument("--data", type=Path, metavar="DIR",
                        help="folder with queries.jsonl and corpus.jsonl (default: the "
                        "demonstration's)")
-    group.add_argument("--questions", help="questions of a run (default: 8)", **number)
-    group.add_argument("--theta", type=float, metavar="P", help="threshold (default: 0.8)")
+    group.add_argument("--questions", help="questions of a run of loop (default: 8) or "
+                       "retrieval (default: 50)", **number)
+    group.add_argument("--theta", type=float, metavar="P",
+                       help="threshold of loop and answers (default: 0.8)")
+    group.add_argument("--at-once", help="answers at once (default: 8)", **number)
+    group.add_argument("--k", help="passages per search of retrieval (default: 10)", **number)
     group = parser.add_argument_group("growth")
     group.add_argument("--answers", help="tokens of the answer (default: "
                        "0,500,1000,1500,2000)", metavar="N,N",
@@ -108,12 +114,14 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 
 def _suite(args: argparse.Namespace) -> SuiteOptions:
     """What to run with which sizes. Raises ConfigError for a size out of range."""
+    from flarecore.bench.answers import AnswersOptions
     from flarecore.bench.decode import DecodeOptions
     from flarecore.bench.growth import GrowthOptions
     from flarecore.bench.loop import LoopOptions
     from flarecore.bench.prefill import PrefillOptions
     from flarecore.bench.quality import QualityOptions
     from flarecore.bench.questions import QuestionSource
+    from flarecore.bench.retrieval import RetrievalOptions
     from flarecore.bench.sampling import SamplingOptions
     from flarecore.bench.suite import BENCHMARKS, SuiteOptions
 
@@ -122,6 +130,8 @@ def _suite(args: argparse.Namespace) -> SuiteOptions:
 
     if args.busy and args.what not in ("decode", "all"):
         raise ConfigError(f"--busy goes with decode, got {args.what}")
+    source = given(source=args.data and QuestionSource(args.data))
+    whole_loop = LoopOptions(**source, **given(num_questions=args.questions, theta=args.theta))
     benchmarks = BENCHMARKS if args.what == "all" else ("busy" if args.busy else args.what,)
     return SuiteOptions(
         benchmarks,
@@ -129,9 +139,10 @@ def _suite(args: argparse.Namespace) -> SuiteOptions:
                                      rows=args.rows, num_tokens=args.tokens)),
         prefill=PrefillOptions(**given(sizes=args.sizes)),
         sampling=SamplingOptions(**given(vocab_sizes=args.vocab_sizes)),
-        loop=LoopOptions(**given(source=args.data and QuestionSource(args.data),
-                                 num_questions=args.questions, theta=args.theta)),
+        loop=whole_loop,
         growth=GrowthOptions(**given(answer_tokens=args.answers)),
+        answers=AnswersOptions(loop=whole_loop, **given(num_answers=args.at_once)),
+        retrieval=RetrievalOptions(**source, **given(num_questions=args.questions, k=args.k)),
         quality=QualityOptions(**given(max_tokens=args.max_tokens, window=args.window,
                                        prompts=args.prompts)))
 
@@ -188,7 +199,7 @@ def _command(args: argparse.Namespace) -> str:
     if args.busy:
         parts.append("--busy")
     for name in ("contexts", "sequences", "rows", "tokens", "sizes", "vocab_sizes", "max_tokens",
-                 "window", "prompts", "questions", "theta", "answers"):
+                 "window", "prompts", "questions", "theta", "at_once", "k", "answers"):
         value = getattr(args, name)
         if value is not None:
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value

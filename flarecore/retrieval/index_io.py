@@ -6,17 +6,16 @@ zeros between. The header gives offset, size and SHA-256 of every section. The f
 last section. Checksums find damage; that a well-formed file means no harm is checked by whoever
 reads a section (counts, links, JSON types), never assumed.
 
-A save writes a new file beside the target, flushes it to the disk and renames it over the target:
-after a crash there is the old index or the new one, at worst with an unfinished ``.tmp`` beside it.
+A save is that of :mod:`flarecore.whole_file`: a new file beside the target, flushed to the disk and
+renamed over the target. After a crash there is the old index or the new one, at worst with an
+unfinished ``.tmp`` beside it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import secrets
 import struct
 from collections.abc import Iterable, Mapping
 from io import BufferedReader
@@ -28,6 +27,7 @@ import numpy.typing as npt
 
 from flarecore.errors import IndexFileError
 from flarecore.retrieval.passage import Passage
+from flarecore.whole_file import open_whole
 
 __all__ = ["FORMAT_VERSION", "IndexFile", "index_info", "read_index_file", "write_index_file"]
 
@@ -116,30 +116,22 @@ def write_index_file(
     Parameters
     ----------
     path : path
-        The target; an existing file is replaced in one step.
+        The target; an existing file is replaced in one step, a symbolic link is followed.
     header : mapping of JSON values
     sections : mapping of name to chunks of bytes
 
     Raises
     ------
     IndexFileError
-        The file cannot be written (no such folder, no space, a directory in its place).
+        The file cannot be written (no such folder, no space, a directory or a pipe in its
+        place).
     """
-    target = Path(path)
-    # Not tempfile: its files are private to the user, an index gets the modes the umask allows.
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with open_whole(path, needs_seek=True) as file:
             _write(file, header, sections)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-        _sync_folder(target.parent)
     except OSError as error:
-        raise IndexFileError(f"{target}: the index cannot be written: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        raise IndexFileError(
+            f"{path}: the index cannot be written: {error.strerror or error}") from error
 
 
 def _write(
@@ -175,17 +167,6 @@ def _encode_header(header: Mapping[str, Any], sections: Mapping[str, Any]) -> by
 
 def _aligned(position: int) -> int:
     return -(-position // _ALIGNMENT) * _ALIGNMENT
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the rename itself durable, where the system can do that."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_index_file(path: str | os.PathLike[str], *, header_only: bool = False) -> IndexFile:

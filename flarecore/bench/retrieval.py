@@ -1,0 +1,305 @@
+"""A query's embedding and its search over a whole corpus, together and each alone.
+
+Every question is timed by itself, in two states. One question after the other: weights, graph and
+vectors are in the caches. Right after decoding, which is when a loop asks: the language model's
+weights have gone through the caches since. Quantiles are over questions as well as rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from flarecore.bench.harness import (
+    Case,
+    Progress,
+    Quantiles,
+    no_progress,
+    nothing,
+    ratios,
+    run_rounds,
+)
+from flarecore.bench.proofs import ProofError, prove_equal
+from flarecore.bench.questions import QuestionSource, SourceTexts
+from flarecore.bench.rows import Report, Row
+from flarecore.bench.session import Session
+from flarecore.bench.transformers_encoder import TransformersEncoder
+from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.model_files import find_model
+from flarecore.retrieval import ExactRetriever, HnswRetriever, SentenceEncoder
+from flarecore.retrieval.passage import Passage, TextEncoder
+from flarecore.retrieval.ranking import FloatArray
+
+__all__ = [
+    "Indexes", "RetrievalOptions", "asks_before", "decodes_before", "measure",
+    "own_asks", "prove", "question_case",
+]
+
+# Share of the true best passages that the graph must find.
+MIN_RECALL = 0.95
+# Cosine of the same text's vector by two float32 implementations.
+_MIN_COSINE = 0.9999
+_WARMUP_QUESTIONS = 5
+# Asked ahead of a question that comes after others.
+_NUM_BEFORE = 3
+_CONTEXT_TOKENS, _DECODED_TOKENS = 64, 4
+_STATES = ("one question after the other", "right after decoding")
+_WHOLE = "flarecore embedding + HNSW"
+_EMBED, _PEER = "flarecore embedding", "transformers float32 embedding"
+_HNSW, _EXACT = "flarecore HNSW", "flarecore exact search"
+# What is compared with which of ours.
+_SLOWER = {_PEER: _EMBED, _EXACT: _HNSW}
+Ask = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class RetrievalOptions:
+    """Sizes.
+
+    Attributes
+    ----------
+    source : QuestionSource
+        Whose questions are the queries, and whose passages the corpus.
+    num_questions : int
+        Each is asked once a round; fewer if the source has fewer.
+    k : int
+        Passages per search.
+    encoder : str
+        Name or folder of the sentence encoder.
+    """
+
+    source: QuestionSource = field(default_factory=QuestionSource)
+    num_questions: int = 50
+    k: int = 10
+    encoder: str = "minilm-l6-v2"
+
+    def __post_init__(self) -> None:
+        if min(self.num_questions, self.k) < 1:
+            raise ConfigError(
+                f"num_questions and k must be >= 1, got {self.num_questions} and {self.k}")
+
+
+class KnownTexts:
+    """An encoder that computes each text once: a search with a known query is a search alone.
+
+    Parameters
+    ----------
+    encoder : TextEncoder
+        Computes them.
+    """
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self.name, self.dim, self.fingerprint = encoder.name, encoder.dim, encoder.fingerprint
+        self._encoder = encoder
+        self._vectors: dict[str, FloatArray] = {}
+
+    def encode(self, texts: list[str]) -> FloatArray:
+        """(len(texts), dim) float32, as the encoder gives them."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        self._vectors.update(zip(new, self._encoder.encode(new), strict=True))
+        return np.stack([self._vectors[text] for text in texts])
+
+
+@dataclass(frozen=True)
+class Indexes:
+    """One corpus, searched in three ways.
+
+    Attributes
+    ----------
+    encoder : TextEncoder
+    whole : HnswRetriever
+        Embeds what it is asked, as an application's does.
+    hnsw : HnswRetriever
+        The same graph; embeds a query once and remembers it.
+    exact : ExactRetriever
+        Compares with every passage; the oracle. It remembers queries too.
+    """
+
+    encoder: TextEncoder
+    whole: HnswRetriever
+    hnsw: HnswRetriever
+    exact: ExactRetriever
+
+    @classmethod
+    def build(
+        cls, passages: Sequence[Passage], encoder: TextEncoder,
+        progress: Progress = no_progress,
+    ) -> Indexes:
+        """Embeds every passage once and builds one graph."""
+        known = KnownTexts(encoder)
+        hnsw = HnswRetriever.build(passages, known, progress=progress)
+        exact = ExactRetriever.build(passages, known)
+        # Through a file, so that both hold the same graph, link by link.
+        with tempfile.TemporaryDirectory(prefix="flarecore-bench-") as folder:
+            file = Path(folder) / "corpus.index"
+            hnsw.save(file)
+            whole = HnswRetriever.load(file, encoder)
+        return cls(encoder, whole, hnsw, exact)
+
+    @property
+    def uses_graph(self) -> bool:
+        """Whether the graph has answered every query so far."""
+        return self.whole.stats.num_exact == 0
+
+
+def prove(indexes: Indexes, questions: Sequence[str], k: int) -> tuple[float, str]:
+    """Searches are the same with a known query, and find what an exact search finds.
+
+    Returns
+    -------
+    float, str
+        Recall at `k`, and what was shown.
+
+    Raises
+    ------
+    ProofError
+        A passage or a score differs, or the recall is below ``MIN_RECALL``.
+    """
+    hits = wanted = 0
+    for question in questions:
+        (found,), (alone,), (best,) = (
+            index.search([question], k) for index in (indexes.whole, indexes.hnsw, indexes.exact))
+        prove_equal(f"passages for {question!r}, its vector known", alone, found)
+        true = {passage.id: passage.score for passage in best}
+        hits += sum(true.get(passage.id) == passage.score for passage in found)
+        wanted += len(best)
+    recall = hits / max(wanted, 1)
+    if recall < MIN_RECALL:
+        raise ProofError(f"HNSW finds {recall:.3f} of the {k} best passages, at least "
+                         f"{MIN_RECALL:g} are needed; nothing is timed until this is repaired")
+    return recall, (f"HNSW finds {hits} of the {wanted} passages that exact search finds for "
+                    f"{len(questions)} questions, with the same scores")
+
+
+def question_case(
+    name: str, questions: Sequence[str], ask: Ask, before: Callable[[], None] = nothing
+) -> Case:
+    """Asks one question a run, the next one at each; calls `before` ahead of it."""
+    waiting = itertools.cycle(questions)
+    now = ""
+
+    def prepare() -> None:
+        nonlocal now
+        now = next(waiting)
+        before()
+
+    def run() -> None:
+        ask(now)
+
+    return Case(name, run, prepare)
+
+
+def asks_before(questions: Sequence[str], ask: Ask) -> Callable[[], None]:
+    """Asks a few other questions."""
+    waiting = itertools.cycle(reversed(questions))
+
+    def before() -> None:
+        for question in itertools.islice(waiting, _NUM_BEFORE):
+            ask(question)
+
+    return before
+
+
+def decodes_before(session: Session) -> Callable[[], None]:
+    """Decodes a few tokens."""
+    own = session.own
+    limit = session.model.config.context_length - _DECODED_TOKENS
+    own.set_contexts([session.context(min(_CONTEXT_TOKENS, limit))])
+
+    def before() -> None:
+        own.reset()
+        own.decode(_DECODED_TOKENS)
+
+    return before
+
+
+def measure(session: Session, options: RetrievalOptions) -> Report:
+    """Rows for embedding and search together, for each alone, and for exact search.
+
+    Raises
+    ------
+    ProofError
+        HNSW finds too little, or other passages with a known query than with a computed one.
+    """
+    texts = SourceTexts.read(options.source, session.progress)
+    questions = texts.questions[:options.num_questions]
+    encoder = SentenceEncoder.load(options.encoder, threads=session.threads)
+    indexes = Indexes.build(texts.passages, encoder, session.progress)
+    recall, proof = prove(indexes, questions, options.k)
+    proofs = [proof]
+    if not indexes.uses_graph:
+        session.notes.append(
+            f"{len(texts.passages)} passages are too few for a graph: every search was exact")
+    asks = own_asks(indexes, options.k)
+    if "transformers" in session.options.peers:
+        try:
+            peer = TransformersEncoder(find_model(options.encoder), session.threads)
+        except UnsupportedError as error:
+            session.notes.append(f"no transformers: {error}")
+        else:
+            proofs.append(_prove_peer(encoder, peer, questions))
+            asks[_PEER] = peer.encode
+    decode = decodes_before(session)
+    cases = []
+    for name, ask in asks.items():
+        for state, before in zip(_STATES, (asks_before(questions, ask), decode), strict=True):
+            cases.append(question_case(f"{state}: {name}", questions, ask, before))
+    # Every question is as often in the figures as every other one.
+    seconds = run_rounds(cases, session.options.rounds * len(questions), settle_s=0,
+                         warmup=min(_WARMUP_QUESTIONS, len(questions)), stage="retrieval",
+                         progress=session.progress)
+    params: dict[str, int | str] = {
+        "passages": len(texts.passages), "questions": len(questions), "k": options.k,
+        "encoder": encoder.name, "graph": int(indexes.uses_graph)}
+    return session.report("retrieval", _rows(seconds, params, recall), proofs)
+
+
+def own_asks(indexes: Indexes, k: int) -> dict[str, Ask]:
+    """flarecore's rows: what is done with a question for each."""
+    return {_WHOLE: lambda question: indexes.whole.search([question], k),
+            _EMBED: lambda question: indexes.encoder.encode([question]),
+            _HNSW: lambda question: indexes.hnsw.search([question], k),
+            _EXACT: lambda question: indexes.exact.search([question], k)}
+
+
+def _prove_peer(
+    encoder: TextEncoder, peer: TransformersEncoder, questions: Sequence[str]
+) -> str:
+    """Both encoders give the same vectors."""
+    lowest = min(float(vector @ peer.encode(question)) for question, vector in
+                 zip(questions, encoder.encode(list(questions)), strict=True))
+    if not lowest >= _MIN_COSINE:
+        raise ProofError(f"the cosine of a question's vector and that of {peer.name} is "
+                         f"{lowest:.6f}, at least {_MIN_COSINE:g} is needed; nothing is timed "
+                         f"until this is repaired")
+    return f"vectors of {encoder.name}: cosine with those of {peer.name} at least {lowest:.6f}"
+
+
+def _rows(
+    seconds: dict[str, tuple[float, ...]], params: dict[str, int | str], recall: float
+) -> list[Row]:
+    recalls = {_WHOLE: recall, _HNSW: recall, _EXACT: 1.0}
+    rows = []
+    for state in _STATES:
+        def name(engine: str, state: str = state) -> str:
+            return f"{state}: {engine}"
+
+        for engine in (_WHOLE, _EMBED, _PEER, _HNSW, _EXACT):
+            if name(engine) not in seconds:
+                continue
+            values = {"recall": recalls[engine]} if engine in recalls else {}
+            if engine in _SLOWER:
+                values["flarecore_is_faster"] = ratios(
+                    seconds, name(_SLOWER[engine]), name(engine)).median
+            slower = {other: ratios(seconds, name(engine), name(other))
+                      for other, ours in _SLOWER.items() if ours == engine
+                      and name(other) in seconds}
+            rows.append(Row("retrieval", f"{state}, {params['passages']} passages", engine, params,
+                            Quantiles.of(seconds[name(engine)]), len(seconds[name(engine)]),
+                            ratios=slower, values=values))
+    return rows
