@@ -45,8 +45,11 @@ class Engine:
     ----------
     model : Model
     kv_cache_bytes : int, optional
-        Budget of the KV cache. None: four full contexts, at most a quarter of the memory. Pages are
-        taken from the system when they are first written.
+        Budget of the KV cache. None: four full contexts, at most a quarter of the memory. On a CPU
+        its pages are taken from the system when they are first written, unless `preallocate`.
+    preallocate : bool
+        On a CPU True takes the whole memory of the KV cache now, by all threads, so that no request
+        waits for it later. On a GPU it is always taken at once.
     compute : str, optional
         On a CPU ``"int8"`` (default): weights stay quantised, activations are quantised to 8 bits
         with a scale and a shift per row and group of 32, KV is float16; or ``"float32"``:
@@ -88,12 +91,13 @@ class Engine:
                  compute: str | None = None, sampler: str = "fused",
                  max_batch_tokens: int | None = None, deterministic: bool = False,
                  gpu: GpuOptions = GpuOptions(),  # noqa: B008 (immutable)
-                 passage_cache_bytes: int | None = None) -> None:
+                 passage_cache_bytes: int | None = None, preallocate: bool = False) -> None:
         if not isinstance(model, Model):
             raise ConfigError(f"model must be a Model, got {type(model).__name__}; see Model.load")
         if not isinstance(gpu, GpuOptions):
             raise ConfigError(f"gpu must be GpuOptions, got {type(gpu).__name__}")
         check_bool("deterministic", deterministic)
+        check_bool("preallocate", preallocate)
         if kv_cache_bytes is not None:
             kv_cache_bytes = check_int("kv_cache_bytes", kv_cache_bytes, 1, 2**62)
         if max_batch_tokens is not None:
@@ -106,7 +110,7 @@ class Engine:
             self.compute = check_choice("compute", compute or "int8", ("int8", "float32"))
             check_choice("sampler", sampler, ("fused", "reference"))
             self._native = _C.Engine(model._native, kv_cache_bytes or 0, self.compute == "int8",
-                                     sampler == "reference", max_batch_tokens or 256)
+                                     sampler == "reference", max_batch_tokens or 256, preallocate)
         else:
             from flarecore.gpu import build  # imports torch
 

@@ -1,5 +1,8 @@
 """Limits and arguments of a sequence's operations; a refused call changes nothing."""
 
+import resource
+from pathlib import Path
+
 import pytest
 from helpers import DECODE, TinyLlama, open_engine, random_ids, result_bits, state
 
@@ -14,6 +17,27 @@ def engine():
     with open_engine(SPEC) as opened:
         yield opened
         opened.check_integrity()
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_preallocated_memory_is_there_at_once():
+    size = 256 << 20
+    results, grown = [], []
+    for preallocate in (False, True):
+        before = resident_bytes()
+        with open_engine(SPEC, kv_cache_bytes=size, preallocate=preallocate) as engine:
+            grown.append(resident_bytes() - before)
+            results.append(result_bits(engine.sequence(random_ids(40)).decode(20, **DECODE)))
+            engine.check_integrity()
+    assert results[0] == results[1]
+    assert grown[0] < size / 2 and grown[1] > 0.9 * size
+    with pytest.raises(ConfigError, match="preallocate"):
+        open_engine(SPEC, preallocate="yes")
 
 
 def test_context_overflow_changes_nothing(engine):

@@ -223,16 +223,18 @@ void bind_engine(py::module_& m) {
   bind_sequence(m);
   py::class_<EngineHandle>(m, "Engine")
       .def(py::init([](std::shared_ptr<Model> model, int64_t kv_cache_bytes, bool int8,
-                       bool reference_sampler, int max_batch_tokens) {
+                       bool reference_sampler, int max_batch_tokens, bool preallocate) {
              EngineOptions options;
              options.kv_cache_bytes = kv_cache_bytes;
              options.compute = int8 ? ComputeMode::kInt8 : ComputeMode::kFloat32;
              options.sampler = reference_sampler ? SamplerKind::kReference : SamplerKind::kFused;
              options.max_batch_tokens = max_batch_tokens;
+             options.preallocate = preallocate;
              return std::make_unique<EngineHandle>(std::move(model), options);
            }),
            py::arg("model"), py::arg("kv_cache_bytes"), py::arg("int8"),
-           py::arg("reference_sampler"), py::arg("max_batch_tokens"), NoGil())
+           py::arg("reference_sampler"), py::arg("max_batch_tokens"), py::arg("preallocate"),
+           NoGil())
       .def("sequence",
            [](const EngineHandle& e, int num_head, int num_reserved) {
              return std::make_shared<SequenceHandle>(e.pointer(),

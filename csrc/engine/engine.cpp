@@ -61,7 +61,9 @@ Engine::Engine(std::shared_ptr<Model> model, const EngineOptions& options)
              weights_),
       decoder_(model_->config(), weights_, cache_.layout(), &cache_.pool(), &threads_),
       sampler_(options.sampler),
-      process_id_(getpid()) {}
+      process_id_(getpid()) {
+  if (options.preallocate) cache_.take_pages(&threads_);
+}
 
 Engine::~Engine() {
   if (worker_.joinable()) worker_.detach();  // only in a forked child, which has no worker

@@ -23,6 +23,7 @@ struct EngineOptions {
   ComputeMode compute = ComputeMode::kInt8;
   SamplerKind sampler = SamplerKind::kFused;
   int max_batch_tokens = 256;  // rows of one forward pass
+  bool preallocate = false;    // take the memory of the KV cache at once
 };
 
 struct EngineStats {

@@ -2,7 +2,11 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "common/check.h"
+#include "common/huge_pages.h"
+#include "common/thread_pool.h"
 
 namespace flarecore {
 
@@ -34,6 +38,19 @@ BlockPool::BlockPool(int num_blocks, size_t block_size_bytes)
 
 BlockPool::~BlockPool() {
   if (memory_ != nullptr) munmap(memory_, memory_size_bytes_);
+}
+
+void BlockPool::take_pages(ThreadPool* threads) {
+  constexpr size_t kPage = 4096;
+  const auto num_pieces = static_cast<int64_t>((memory_size_bytes_ + kHugePage - 1) / kHugePage);
+  threads->parallel_for(num_pieces, [&](int64_t piece, int) {
+    const size_t begin = size_t(piece) * kHugePage;
+    const size_t end = std::min(begin + kHugePage, memory_size_bytes_);
+    // A huge page comes with its first write; the others matter where there are none.
+    for (size_t at = begin; at < end; at += kPage) {
+      *const_cast<volatile uint8_t*>(memory_ + at) = 0;
+    }
+  });
 }
 
 BlockId BlockPool::allocate() {

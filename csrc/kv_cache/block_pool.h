@@ -16,6 +16,8 @@
 
 namespace flarecore {
 
+class ThreadPool;
+
 using BlockId = int32_t;
 
 // What names a full block: its tokens, the block before it, and where its positions jump. The parent
@@ -41,6 +43,9 @@ class BlockPool {
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
+
+  // Takes all pages from the system, by all threads. Only before the first block is used.
+  void take_pages(ThreadPool* threads);
 
   int num_blocks() const { return static_cast<int>(blocks_.size()); }
   int num_available() const { return static_cast<int>(free_.size() + evictable_.size()); }

@@ -48,6 +48,9 @@ class KvCache {
   const KvLayout& layout() const { return layout_; }
   const BlockPool& pool() const { return pool_; }
 
+  // See BlockPool::take_pages().
+  void take_pages(ThreadPool* threads) { pool_.take_pages(threads); }
+
   void open(KvSequence* sequence);   // joins the integrity check
   void close(KvSequence* sequence);  // releases its blocks and leaves it
 

@@ -62,7 +62,7 @@ def make_modes(
 ) -> tuple[Mode, AtOnce]:
     """The answers in turn, and at once."""
     def open_engine() -> Engine:
-        return Engine(session.model, compute=session.own.compute)
+        return session.own.open_engine()
 
     count = min(options.num_answers, len(questions.questions))
     config = options.loop.config(questions)

@@ -156,7 +156,7 @@ def measure(session: Session, options: GrowthOptions) -> Report:
 def _measure_length(
     session: Session, prompt: Prompt, answer: list[int], options: GrowthOptions
 ) -> Sequence[Row]:
-    engine = Engine(session.model, compute=session.own.compute)
+    engine = session.own.open_engine()
     found: dict[str, _Retrieval] = {}
     cases: list[Case] = []
     try:

@@ -151,7 +151,7 @@ class KeptPassages:
 
     def open_engine(self) -> Engine:
         """An engine that has seen nothing but these passages."""
-        engine = Engine(self._session.model, compute=self._session.own.compute)
+        engine = self._session.own.open_engine()
         if self._file.exists():
             engine.passages.attach_file(PassageKvFile.open(self._file, engine))
         return engine
@@ -171,7 +171,7 @@ def own_modes(
 ) -> list[Mode]:
     """flarecore's placements; the first without proposals, the last with passages from a file."""
     def open_engine() -> EngineLike:
-        return Engine(session.model, compute=session.own.compute)
+        return session.own.open_engine()
 
     def mode(name: str, opener: Callable[[], EngineLike] = open_engine, **changes: Any) -> Mode:
         return Mode(f"flarecore {name}", options.config(questions, **changes), questions, opener,

@@ -115,7 +115,7 @@ class FlareRunner(Runner):
         self.name = f"flarecore {model.quantize or ''} {compute}".replace("  ", " ")
         self.model = model
         self.compute = compute
-        self.engine = Engine(model, compute=compute)
+        self.engine = self.open_engine()
         self.kv_value_bytes = 2 if compute == "int8" else 4
         self.weight_bytes = self.costs(0)["weight_bytes"]
         self._contexts: list[list[int]] = []
@@ -124,6 +124,10 @@ class FlareRunner(Runner):
         special = tokenizer.special_token_ids | tokenizer.eos_token_ids
         ordinary = [i for i in range(model.config.vocab_size) if i not in special]
         self._salts = itertools.cycle(np.random.default_rng(7).permutation(ordinary).tolist())
+
+    def open_engine(self) -> Engine:
+        """A fresh engine. The memory of its KV is there already, as that of llama.cpp's context."""
+        return Engine(self.model, compute=self.compute, preallocate=True)
 
     def set_contexts(self, contexts: Sequence[TokenIds]) -> None:
         self._close_sequences()
