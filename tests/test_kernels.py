@@ -151,6 +151,17 @@ def test_quantize_row(isa):
     assert np.array_equal(sums, scale[:, None] * int_sums)
 
 
+@pytest.mark.parametrize("n", [32, 64, 96, 576, 1536, 4128])
+def test_norm_and_quantisation_in_one_pass(isa, n):
+    rng = np.random.default_rng(n)
+    x, weight = rng.standard_normal((2, n)).astype(np.float32) + np.float32(0.2)
+    x[:32] = 0
+    in_two = testing.quantize_row(isa, testing.rmsnorm(isa, x, weight, 1e-5))
+    for a, b in zip(testing.rmsnorm_quantize(isa, x, weight, 1e-5), in_two, strict=True):
+        assert np.array_equal(a, b)
+    assert np.abs(in_two[0]).max() > 100 or n == 32
+
+
 @pytest.mark.parametrize("n", AWKWARD)
 def test_norms(isa, n):
     rng = np.random.default_rng(n)

@@ -71,17 +71,19 @@ py::array_t<uint16_t> to_float16(const std::string& isa, const FloatArray& x) {
   return y;
 }
 
-// q + shift (n) int16, scale (n / 32), sums (n / 32, 2) over the group and its first half, shift
-// (n / 32).
-py::tuple quantize_row(const std::string& isa, const FloatArray& x) {
+std::vector<QuantizedGroup> groups_for(const FloatArray& x) {
   check(x.size() % kGroupSize == 0, ErrorKind::kConfig, "a row needs a multiple of ", kGroupSize,
         " values, got ", x.size());
-  std::vector<QuantizedGroup> groups(static_cast<size_t>(x.size() / kGroupSize));
-  table_of(isa).quantize_row(x.data(), x.size(), groups.data());
-  py::array_t<int16_t> q(x.size());
-  py::array_t<int32_t> shift(x.size() / kGroupSize);
-  FloatArray scale(x.size() / kGroupSize);
-  FloatArray sums({x.size() / kGroupSize, py::ssize_t{2}});
+  return std::vector<QuantizedGroup>(static_cast<size_t>(x.size() / kGroupSize));
+}
+
+// q + shift (n) int16, scale (n / 32), sums (n / 32, 2) over the group and its first half, shift
+// (n / 32).
+py::tuple group_arrays(const std::vector<QuantizedGroup>& groups) {
+  const auto num_groups = static_cast<py::ssize_t>(groups.size());
+  py::array_t<int16_t> q(num_groups * kGroupSize);
+  py::array_t<int32_t> shift(num_groups);
+  FloatArray scale(num_groups), sums({num_groups, py::ssize_t{2}});
   int16_t* out = q.mutable_data();
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const int8_t value : groups[g].q) *out++ = static_cast<int16_t>(value + groups[g].shift);
@@ -91,6 +93,20 @@ py::tuple quantize_row(const std::string& isa, const FloatArray& x) {
     sums.mutable_data()[2 * g + 1] = groups[g].first_half_sum;
   }
   return py::make_tuple(q, scale, sums, shift);
+}
+
+py::tuple quantize_row(const std::string& isa, const FloatArray& x) {
+  std::vector<QuantizedGroup> groups = groups_for(x);
+  table_of(isa).quantize_row(x.data(), x.size(), groups.data());
+  return group_arrays(groups);
+}
+
+py::tuple rmsnorm_quantize(const std::string& isa, const FloatArray& x, const FloatArray& weight,
+                           float eps) {
+  check(weight.size() == x.size(), ErrorKind::kConfig, "x and weight differ in size");
+  std::vector<QuantizedGroup> groups = groups_for(x);
+  table_of(isa).rmsnorm_quantize(x.data(), weight.data(), eps, x.size(), groups.data());
+  return group_arrays(groups);
 }
 
 py::tuple logit_stats(const std::string& isa, const FloatArray& logits,
@@ -156,6 +172,7 @@ void bind_elementwise(py::module_& t) {
   t.def("add", &add);
   t.def("to_float16", &to_float16);
   t.def("quantize_row", &quantize_row);
+  t.def("rmsnorm_quantize", &rmsnorm_quantize);
   t.def("logit_stats", &logit_stats, py::arg("isa"), py::arg("logits"),
         py::arg("inverse_temperature") = 1.0f);
 }

@@ -144,6 +144,9 @@ struct KernelTable {
   // round(x / scale) - shift, to nearest even (all 0 where the range < 1e-35). n is a multiple of
   // 32; out is (n / 32).
   void (*quantize_row)(const float* x, int64_t n, QuantizedGroup* out);
+  // quantize_row of rmsnorm, which is never in memory. n is a multiple of 32.
+  void (*rmsnorm_quantize)(const float* x, const float* weight, float eps, int64_t n,
+                           QuantizedGroup* out);
   // y = silu(gate) * up, y = gelu_tanh(gate) * up, y = gelu_erf(x). (n), in place allowed. Within
   // 2e-6 of the exact value, relative where |x| < 5, else relative to max(|y|, 1e-6).
   void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y);

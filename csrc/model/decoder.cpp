@@ -105,11 +105,8 @@ void Decoder::embed(Span<const ForwardSegment> segments) {
 void Decoder::attention_block(const LayerWeights& layer, int index,
                               Span<const ForwardSegment> segments) {
   for_blocks([&](int first, int count) {
-    for (int row = first; row < first + count; ++row) {
-      kernels().rmsnorm(ws_->hidden(row), layer.attention_norm.data(), config_.norm_eps,
-                        config_.hidden_size, ws_->input.row(row));
-    }
-    ws_->input.quantize(first, count, config_.hidden_size, {&layer.q, &layer.k, &layer.v});
+    ws_->input.norm_and_quantize(first, count, ws_->hidden(first), layer.attention_norm,
+                                 config_.norm_eps, {&layer.q, &layer.k, &layer.v});
   });
   const std::vector<LinearTarget> qkv = {
       {&layer.q, ws_->query.data(), config_.query_size()},
@@ -198,12 +195,11 @@ TileRun Decoder::gate_and_up_run(const LayerWeights& layer) const {
 void Decoder::ffn_block(const LayerWeights& layer, int index) {
   const int num_rows = static_cast<int>(ws_->rows.size());
   for_blocks([&](int first, int count) {
-    for (int row = first; row < first + count; ++row) {
-      if (ws_->adds_later) add_to_residual(row, layer.attention_post_norm);
-      kernels().rmsnorm(ws_->hidden(row), layer.ffn_norm.data(), config_.norm_eps,
-                        config_.hidden_size, ws_->input.row(row));
+    for (int row = first; ws_->adds_later && row < first + count; ++row) {
+      add_to_residual(row, layer.attention_post_norm);
     }
-    ws_->input.quantize(first, count, config_.hidden_size, {&layer.gate, &layer.up});
+    ws_->input.norm_and_quantize(first, count, ws_->hidden(first), layer.ffn_norm,
+                                 config_.norm_eps, {&layer.gate, &layer.up});
   });
   const auto activate = config_.activation == Activation::kSilu ? kernels().silu_mul
                                                                 : kernels().gelu_tanh_mul;
@@ -268,9 +264,8 @@ void Decoder::head_rows(Span<const ForwardSegment> segments, Span<const int> row
   const PackedMatrix& matrix = weights_->head();
   const int64_t vocab = config_.vocab_size, num_runs = num_logit_runs(vocab);
   for (int i = 0; i < num_rows; ++i) {
-    kernels().rmsnorm(ws_->hidden(rows[i]), weights_->output_norm.data(), config_.norm_eps,
-                      config_.hidden_size, ws_->input.row(i));
-    ws_->input.quantize(i, 1, config_.hidden_size, {&matrix});
+    ws_->input.norm_and_quantize(i, 1, ws_->hidden(rows[i]), weights_->output_norm,
+                                 config_.norm_eps, {&matrix});
   }
   ws_->logits.resize(std::max(ws_->logits.size(), size_t(kHeadRows) * vocab));
   ws_->stats.resize(size_t(kHeadRows) * num_runs);

@@ -20,22 +20,46 @@ uint8_t* ActivationRows::block(int64_t first_row) {
   return const_cast<uint8_t*>(cells().data()) + index * kernels().block_cell_bytes;
 }
 
-void ActivationRows::quantize(int64_t first, int count, int64_t num_cols,
-                              std::initializer_list<const PackedMatrix*> readers) {
-  bool wants_blocks = false, wants_rows = false;
+ActivationRows::Wanted ActivationRows::wanted_by(
+    std::initializer_list<const PackedMatrix*> readers) const {
+  Wanted wanted;
   for (const PackedMatrix* matrix : readers) {
     const WeightFormat format = matrix->view().format;
-    if (!is_quantized(format)) continue;
-    (reads_blocks(format) ? wants_blocks : wants_rows) = true;
+    if (!is_quantized(format)) {
+      wanted.floats = true;
+    } else {
+      (reads_blocks(format) ? wanted.blocks : wanted.rows) = true;
+    }
   }
-  if (wants_blocks) {
+  return wanted;
+}
+
+void ActivationRows::quantize(int64_t first, int count, int64_t num_cols,
+                              std::initializer_list<const PackedMatrix*> readers) {
+  const Wanted wanted = wanted_by(readers);
+  if (wanted.blocks) {
     kernels().quantize_block(row(first), stride_, count, num_cols, block(first));
   }
-  if (!wants_rows) return;
-  auto* groups = reinterpret_cast<QuantizedGroup*>(groups_.data());
+  if (!wanted.rows) return;
   for (int64_t r = first; r < first + count; ++r) {
-    kernels().quantize_row(row(r), num_cols, groups + r * group_stride());
+    kernels().quantize_row(row(r), num_cols, groups() + r * group_stride());
   }
+}
+
+void ActivationRows::norm_and_quantize(int64_t first, int count, const float* x,
+                                       const std::vector<float>& norm, float eps,
+                                       std::initializer_list<const PackedMatrix*> readers) {
+  const auto num_cols = static_cast<int64_t>(norm.size());
+  const Wanted wanted = wanted_by(readers);
+  const bool only_rows = wanted.rows && !wanted.blocks && !wanted.floats;
+  for (int64_t r = first; r < first + count; ++r, x += num_cols) {
+    if (only_rows) {
+      kernels().rmsnorm_quantize(x, norm.data(), eps, num_cols, groups() + r * group_stride());
+    } else {
+      kernels().rmsnorm(x, norm.data(), eps, num_cols, row(r));
+    }
+  }
+  if (!only_rows) quantize(first, count, num_cols, readers);
 }
 
 void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_rows,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <vector>
 
 #include "common/aligned_buffer.h"
 #include "common/span.h"
@@ -36,6 +37,11 @@ class ActivationRows {
   void quantize(int64_t first, int count, int64_t num_cols,
                 std::initializer_list<const PackedMatrix*> readers);
 
+  // The same for the RMS norm of `count` rows of x, (num_cols) floats apart. Where only the codes of
+  // single rows are read, the norm itself is never in memory.
+  void norm_and_quantize(int64_t first, int count, const float* x, const std::vector<float>& norm,
+                         float eps, std::initializer_list<const PackedMatrix*> readers);
+
   float* values() { return reinterpret_cast<float*>(values_.data()); }
   const float* values() const { return reinterpret_cast<const float*>(values_.data()); }
   // (num_rows, stride / 32); row r is valid after quantize().
@@ -50,6 +56,12 @@ class ActivationRows {
  private:
   // Where a block is one row, both ways share the memory.
   const AlignedBuffer& cells() const { return kernels().block_rows == 1 ? groups_ : cells_; }
+
+  // What readers want of an input.
+  struct Wanted {
+    bool floats = false, rows = false, blocks = false;
+  };
+  Wanted wanted_by(std::initializer_list<const PackedMatrix*> readers) const;
 
   int64_t stride_ = 0;
   bool is_blocked_ = false;
