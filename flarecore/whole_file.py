@@ -36,6 +36,8 @@ def open_whole(
     """
     # Not beside the link: a rename stays within one file system.
     target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if target.exists() and not target.is_file():
         if needs_seek and not target.is_dir():
             raise OSError(errno.ESPIPE, "a pipe or a device, not a file", str(path))

@@ -1,10 +1,19 @@
 """Limits and arguments of a sequence's operations; a refused call changes nothing."""
 
+import os
 import resource
 from pathlib import Path
 
 import pytest
-from helpers import DECODE, TinyLlama, open_engine, random_ids, result_bits, state
+from helpers import (
+    DECODE,
+    TinyLlama,
+    open_engine,
+    random_ids,
+    result_bits,
+    smollm2_path,
+    state,
+)
 
 from flarecore.errors import ConfigError, ContextOverflowError
 from flarecore.sampling import SamplingParams
@@ -38,6 +47,12 @@ def test_preallocated_memory_is_there_at_once():
     assert grown[0] < size / 2 and grown[1] > 0.9 * size
     with pytest.raises(ConfigError, match="preallocate"):
         open_engine(SPEC, preallocate="yes")
+
+
+def test_more_memory_than_there_is_is_not_taken():
+    machine = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    with pytest.raises(ConfigError, match=r"preallocate needs \d+ bytes and \d+ are available"):
+        open_engine(smollm2_path(), compute="int8", kv_cache_bytes=2 * machine, preallocate=True)
 
 
 def test_context_overflow_changes_nothing(engine):

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, whatever is in their place."""
 
+import errno
 import os
 
 import pytest
@@ -66,6 +67,16 @@ def test_links_that_lead_nowhere_stay(tmp_path, write):
     with pytest.raises((OSError, IndexFileError), match=r"link.*No such file|No such file.*link"):
         write(tmp_path / "link")
     assert os.readlink(tmp_path / "link") == "no/folder"
+
+
+@pytest.mark.parametrize("write", [write_index, write_text])
+def test_links_in_a_circle_stay(tmp_path, write):
+    os.symlink("b", tmp_path / "a")
+    os.symlink("a", tmp_path / "b")
+    with pytest.raises((OSError, IndexFileError), match=os.strerror(errno.ELOOP)):
+        write(tmp_path / "a")
+    assert os.readlink(tmp_path / "a") == "b"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_an_index_behind_a_link_is_the_index(tmp_path):

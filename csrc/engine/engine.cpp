@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/available_memory.h"
 #include "common/check.h"
 #include "engine/retired_workers.h"
 
@@ -62,7 +63,13 @@ Engine::Engine(std::shared_ptr<Model> model, const EngineOptions& options)
       decoder_(model_->config(), weights_, cache_.layout(), &cache_.pool(), &threads_),
       sampler_(options.sampler),
       process_id_(getpid()) {
-  if (options.preallocate) cache_.take_pages(&threads_);
+  if (!options.preallocate) return;
+  const BlockPool& pool = cache_.pool();
+  const int64_t size = int64_t{pool.num_blocks()} * static_cast<int64_t>(pool.block_size_bytes());
+  const int64_t available = available_memory_bytes();
+  check(size <= available, ErrorKind::kConfig, "preallocate needs ", size, " bytes and ", available,
+        " are available; pass a smaller kv_cache_bytes, or leave preallocate out");
+  cache_.take_pages(&threads_);
 }
 
 Engine::~Engine() {

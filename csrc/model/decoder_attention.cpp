@@ -134,8 +134,9 @@ Decoder::VisibleRange Decoder::visible(const AttentionTile& tile, int window,
   return {first_position - segment.num_head, segment.passages[tile.passage]->num_tokens()};
 }
 
-// Whether the tile's split of the sequence lies before the one that its rows are in. One row makes
-// no good use of tile products, and what short contexts and passages hold is mostly read by one.
+// Whether the tile's split of the sequence lies before the one that its rows are in. Many rows gain
+// by tile products what single ones lose by them, so contexts of one split and passages, which
+// single rows read mostly, go without.
 bool Decoder::is_before(const AttentionTile& tile) const {
   return tile.passage == kOwnBlocks &&
          tile.block_begin / kSplitBlocks < split_of(ws_->rows[tile.row_begin].place);
@@ -164,7 +165,7 @@ void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan
     first_visible[i] = std::clamp(range.first - split_begin, 0, split_size);
     end_visible[i] = std::clamp(range.end - split_begin, 0, split_size);
   }
-  const size_t cell = size_t(task) * kMaxAttentionRows * group;
+  const size_t cell = Workspace::cell_of(config_, tile, kv_head);
   AttentionArgs args;
   if (ws_->prepares_in_tasks) {
     float* query = ws_->task_query.data() + cell * config_.head_dim;
@@ -200,9 +201,10 @@ void Decoder::join_splits(const AttentionPlan& plan, int row) {
   const int group = config_.num_group_heads(), head_dim = config_.head_dim;
   float* out = ws_->input.row(row);
   for (int h = 0; h < config_.num_heads; ++h) {
-    const auto cell_of = [&](int tile) {
-      const size_t task = size_t(tile) * config_.num_kv_heads + h / group;
-      return (task * kMaxAttentionRows + (row - plan.tiles[tile].row_begin)) * group + h % group;
+    const auto cell_of = [&](int t) {
+      const AttentionTile& tile = plan.tiles[t];
+      return Workspace::cell_of(config_, tile, h / group) +
+             size_t(row - tile.row_begin) * group + h % group;
     };
     float max = -INFINITY;
     for (int t = plan.first_tile[row]; t < plan.end_tile[row]; ++t) {

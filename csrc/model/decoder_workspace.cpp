@@ -65,9 +65,9 @@ void Decoder::Workspace::plan_attention(const DecoderConfig& config,
     plans.back().window = layer.window;
     plan_tiles(&plans.back(), segments);
   }
-  size_t num_tiles = 0;
-  for (const AttentionPlan& plan : plans) num_tiles = std::max(num_tiles, plan.tiles.size());
-  const size_t cells = num_tiles * config.num_kv_heads * kMaxAttentionRows * config.num_group_heads();
+  int64_t num_rows = 0;
+  for (const AttentionPlan& plan : plans) num_rows = std::max(num_rows, plan.num_rows());
+  const size_t cells = size_t(num_rows) * config.num_heads;
   grow(&partial_out, cells * config.head_dim);
   if (prepares_in_tasks) grow(&task_query, cells * config.head_dim);
   grow(&partial_max, cells);
@@ -91,7 +91,7 @@ void Decoder::Workspace::plan_tiles(AttentionPlan* plan, Span<const ForwardSegme
       const int first_split = split_of(first_token) * kSplitBlocks;
       for (int block = first_split; block < num_blocks; block += kSplitBlocks) {
         plan->tiles.push_back({rows[row].segment, row, end - row, passage, block,
-                               std::min(block + kSplitBlocks, num_blocks)});
+                               std::min(block + kSplitBlocks, num_blocks), plan->num_rows()});
       }
     };
     if (rows[end - 1].place >= segment.sees_from) {

@@ -25,6 +25,7 @@ struct Decoder::AttentionTile {
   int row_begin, num_rows;      // rows of the forward
   int passage;                  // whose blocks: an attached passage's, or kOwnBlocks
   int block_begin, block_end;
+  int64_t rows_before;          // of the tiles before this one, together
 };
 
 // Tokens [first, end) of a tile's passage or sequence.
@@ -41,6 +42,9 @@ struct Decoder::AttentionPlan {
 
   // Task t is KV head t % num_kv_heads of tile t / num_kv_heads.
   int64_t num_tasks(int num_kv_heads) const { return int64_t(tiles.size()) * num_kv_heads; }
+  int64_t num_rows() const {  // of all tiles
+    return tiles.empty() ? 0 : tiles.back().rows_before + tiles.back().num_rows;
+  }
 };
 
 // Where attention of one layer begins to read: the last block of a thread's first task, which the
@@ -81,8 +85,9 @@ struct Decoder::Workspace {
   bool prepares_in_tasks = false;          // attention's tasks rotate and store before they attend
   bool fused = false;                      // of this pass: gate and up are never in memory
   std::vector<float> task_query;           // as partial_out, if prepares_in_tasks
-  std::vector<float> partial_out;          // (tiles, kv heads, kMaxAttentionRows, group, head_dim)
-  std::vector<float> partial_max, partial_sum;  // (tiles, kv heads, kMaxAttentionRows, group)
+  // What a tile's tasks leave, for each tile (kv heads, its rows, group): see cell_of().
+  std::vector<float> partial_out;               // (cells, head_dim)
+  std::vector<float> partial_max, partial_sum;  // (cells)
   std::vector<float> logits;               // (kHeadRows, vocab)
   std::vector<LogitStats> stats;           // (kHeadRows, runs)
 
@@ -95,6 +100,12 @@ struct Decoder::Workspace {
   LogitsRow logits_row(const DecoderConfig& config, size_t i) const {
     const size_t vocab = config.vocab_size, runs = num_logit_runs(config.vocab_size);
     return {{logits.data() + i * vocab, vocab}, {stats.data() + i * runs, runs}};
+  }
+
+  // Where the results of one KV head of a tile begin, by rows and heads of the group.
+  static size_t cell_of(const DecoderConfig& config, const AttentionTile& tile, int kv_head) {
+    return size_t(tile.rows_before * config.num_kv_heads + int64_t{kv_head} * tile.num_rows) *
+           config.num_group_heads();
   }
 
   void resize(const DecoderConfig& config, bool can_fuse_rows, bool can_fuse_blocks);
