@@ -80,7 +80,7 @@ def test_answers_at_once_and_in_turn(bench, monkeypatch):
         assert in_turn["values"][same] == at_once["values"][same]
     ratio = at_once["ratios"]["flarecore in turn"]["median"]
     assert at_once["values"]["answers_per_s_of_in_turn"] == ratio
-    assert "the same at once and in turn" in in_turn["proofs"][-1]
+    assert "triggers at once and in turn" in in_turn["proofs"][-1]
 
 
 def test_too_few_questions_are_said(bench):

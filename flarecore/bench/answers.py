@@ -70,8 +70,14 @@ def make_modes(
             AtOnce(f"flarecore {count} at once", config, questions, open_engine, count))
 
 
+def _decisions(result: FlareResult) -> list[tuple[Any, ...]]:
+    """Tokens, confidences and triggers of every draft and regeneration."""
+    return [(part.token_ids, part.probs, part.triggered) for sentence in result.trace.sentences
+            for part in (sentence.draft, *sentence.regenerations)]
+
+
 def prove(in_turn: Mode, at_once: Mode) -> str:
-    """Runs both; every answer has the same tokens in both.
+    """Runs both; every answer has the same tokens, confidences and triggers in both.
 
     Returns
     -------
@@ -81,16 +87,17 @@ def prove(in_turn: Mode, at_once: Mode) -> str:
     Raises
     ------
     ProofError
-        A token differs.
+        Something differs.
     """
     for mode in (in_turn, at_once):
         mode.prepare()
         mode.run()
     for got, expected in zip(at_once.answers, in_turn.answers, strict=True):
         prove_equal("an answer among others", got.token_ids, expected.token_ids)
+        prove_equal("drafts of an answer among others", _decisions(got), _decisions(expected))
     return (f"{len(at_once.answers)} answers of {at_once.total('num_tokens')} tokens with "
-            f"{at_once.total('num_retrievals')} retrievals are the same at once and in turn, token "
-            f"by token")
+            f"{at_once.total('num_retrievals')} retrievals have the same tokens, confidences and "
+            f"triggers at once and in turn")
 
 
 def measure(session: Session, options: AnswersOptions) -> Report:
