@@ -55,7 +55,8 @@ void multiply(const TestMatrix& m, const Inputs& in, int64_t tile_begin, int64_t
     m.table->matmul_quantized(w, in.quantized.data(), w.num_cols / kGroupSize, in.num_rows,
                               tile_begin, tile_end, y, w.num_rows, nullptr);
   } else {
-    m.table->matmul_float(w, in.x, w.num_cols, in.num_rows, tile_begin, tile_end, y, w.num_rows);
+    m.table->matmul_float(w, in.x, w.num_cols, in.num_rows, tile_begin, tile_end, y, w.num_rows,
+                          nullptr);
   }
 }
 

@@ -162,12 +162,13 @@ struct KernelTable {
 
   // y[r, c] = sum_k x[r, k] * W[c, k] for the channels of tiles [tile_begin, tile_end), num_rows
   // >= 1. x is (num_rows, K) with row stride x_stride, y (num_rows, *) with row stride y_stride;
-  // padding channels are not written. For kF32, kF16, kBF16.
+  // padding channels are not written. For kF32, kF16, kBF16. `next` is what the thread will read
+  // after the last tile, if known: some of it is asked for already.
   void (*matmul_float)(const PackedView& w, const float* x, int64_t x_stride, int num_rows,
-                       int64_t tile_begin, int64_t tile_end, float* y, int64_t y_stride);
+                       int64_t tile_begin, int64_t tile_end, float* y, int64_t y_stride,
+                       const uint8_t* next);
   // The same over quantised activations, x_stride groups between two rows. For the kQ formats.
-  // Integer sums within a group are exact; groups are added in ascending order in float32. `next`
-  // is what the thread will read after the last tile, if known: some of it is asked for already.
+  // Integer sums within a group are exact; groups are added in ascending order in float32.
   void (*matmul_quantized)(const PackedView& w, const QuantizedGroup* x, int64_t x_stride,
                            int num_rows, int64_t tile_begin, int64_t tile_end, float* y,
                            int64_t y_stride, const uint8_t* next);

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "cpu/cpu_isa.h"
+#include "model/linear.h"
 
 namespace flarecore {
 namespace {
@@ -33,6 +34,7 @@ std::unique_ptr<Encoder> Encoder::load(const std::string& path, const EncoderCon
   auto file = SafetensorsFile::open(path);
   std::unique_ptr<Encoder> encoder(new Encoder(config, num_threads));
   encoder->weights_ = EncoderWeights::load(std::move(file), config, &encoder->pool_);
+  encoder->plan_products();
   const int64_t rows = std::max(kBatchRows, config.max_positions);
   const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
   encoder->hidden_.resize(size(rows, config.hidden_size));
@@ -44,6 +46,21 @@ std::unique_ptr<Encoder> Encoder::load(const std::string& path, const EncoderCon
   encoder->kv_blocks_.resize(
       size(num_threads, 2 * num_blocks * kBlockTokens * config.head_dim()));
   return encoder;
+}
+
+// Which thread reads which tiles is known before the first run, so each product can ask for the
+// beginning of the next one, whatever lies between the two.
+void Encoder::plan_products() {
+  const auto add = [&](const LinearWeights& weights) {
+    const int64_t task_tiles = std::max<int64_t>(1, kTaskChannels / weights.weight.view().tile);
+    products_.push_back({&weights, TileRun({&weights.weight}, pool_, task_tiles)});
+  };
+  for (const EncoderLayer& layer : weights_.layers) {
+    add(layer.qkv);
+    add(layer.attention_output);
+    add(layer.up);
+    add(layer.down);
+  }
 }
 
 void Encoder::check_input(Span<const TokenId> token_ids, Span<const int64_t> lengths) const {
@@ -81,7 +98,7 @@ void Encoder::encode(Span<const TokenId> token_ids, Span<const int64_t> lengths,
 
 void Encoder::encode_batch(const Batch& batch, float* out) {
   embed(batch);
-  for (const EncoderLayer& layer : weights_.layers) run_layer(layer, batch);
+  for (size_t i = 0; i < weights_.layers.size(); ++i) run_layer(i, batch);
   for (int64_t text = 0; text < batch.num_texts(); ++text) {
     pool_text(batch, text, out + text * config_.hidden_size);
   }
@@ -114,33 +131,38 @@ void Encoder::embed(const Batch& batch) {
   }
 }
 
-void Encoder::run_layer(const EncoderLayer& layer, const Batch& batch) {
+void Encoder::run_layer(size_t index, const Batch& batch) {
+  const EncoderLayer& layer = weights_.layers[index];
   const int64_t rows = batch.num_rows();
-  linear(layer.qkv, hidden_.data(), rows, Epilogue::kBias, qkv_.data());
+  const size_t product = 4 * index;
+  linear(product, hidden_.data(), rows, Epilogue::kBias, qkv_.data());
   attend(batch);
-  linear(layer.attention_output, attended_.data(), rows, Epilogue::kBias, update_.data());
+  linear(product + 1, attended_.data(), rows, Epilogue::kBias, update_.data());
   add_and_norm(update_.data(), layer.attention_norm, rows);
-  linear(layer.up, hidden_.data(), rows, Epilogue::kBiasGelu, intermediate_.data());
-  linear(layer.down, intermediate_.data(), rows, Epilogue::kBias, update_.data());
+  linear(product + 2, hidden_.data(), rows, Epilogue::kBiasGelu, intermediate_.data());
+  linear(product + 3, intermediate_.data(), rows, Epilogue::kBias, update_.data());
   add_and_norm(update_.data(), layer.output_norm, rows);
 }
 
 // y = epilogue(x W^T + bias), x (num_rows, in), y (num_rows, out)
-void Encoder::linear(const LinearWeights& weights, const float* x, int64_t num_rows,
-                     Epilogue epilogue, float* y) {
+void Encoder::linear(size_t product, const float* x, int64_t num_rows, Epilogue epilogue,
+                     float* y) {
   const KernelTable& k = kernels();
+  const TileRun& run = products_[product].tiles;
+  const NextRead* next = product + 1 < products_.size() ? &products_[product + 1].tiles : nullptr;
+  const LinearWeights& weights = *products_[product].weights;
   const PackedView w = weights.weight.view();
-  const int64_t task_tiles = std::max<int64_t>(1, kTaskChannels / w.tile);
-  const int64_t num_tiles = weights.weight.num_tiles();
-  const int64_t tasks_per_block = divide_up(num_tiles, task_tiles);
-  const int64_t num_blocks = divide_up(num_rows, kTaskRows);
-  pool_.parallel_for(num_blocks * tasks_per_block, [&](int64_t task, int) {
-    const int64_t row = task / tasks_per_block * kTaskRows;
+  const int64_t num_tasks = run.num_tasks(), num_blocks = divide_up(num_rows, kTaskRows);
+  pool_.parallel_for(num_blocks * num_tasks, [&](int64_t task, int thread) {
+    const int64_t row = task / num_tasks * kTaskRows;
     const int64_t rows = std::min(kTaskRows, num_rows - row);
-    const int64_t tile_begin = task % tasks_per_block * task_tiles;
-    const int64_t tile_end = std::min(num_tiles, tile_begin + task_tiles);
+    const int64_t tile_begin = run.task_begin(task % num_tasks);
+    const int64_t tile_end = run.task_begin(task % num_tasks + 1);
+    // The shares of several blocks of rows are others than the plan's.
+    const uint8_t* ahead = num_blocks == 1 ? run.read_after(tile_end, thread, next, &pool_)
+                                           : run.address(tile_end);
     k.matmul_float(w, x + row * w.num_cols, w.num_cols, static_cast<int>(rows), tile_begin,
-                   tile_end, y + row * w.num_rows, w.num_rows);
+                   tile_end, y + row * w.num_rows, w.num_rows, ahead);
     const int64_t channel = tile_begin * w.tile;
     const int64_t num_channels = std::min(w.num_rows, tile_end * w.tile) - channel;
     for (int64_t r = row; r < row + rows; ++r) {

@@ -14,6 +14,7 @@
 #include "common/thread_pool.h"
 #include "common/types.h"
 #include "model/encoder_weights.h"
+#include "model/linear.h"
 
 namespace flarecore {
 
@@ -46,12 +47,12 @@ class Encoder {
   void check_input(Span<const TokenId> token_ids, Span<const int64_t> lengths) const;
   void encode_batch(const Batch& batch, float* out);
   void embed(const Batch& batch);
-  void run_layer(const EncoderLayer& layer, const Batch& batch);
+  void plan_products();
+  void run_layer(size_t index, const Batch& batch);
   void attend(const Batch& batch);
   void attend_head(const Batch& batch, int64_t text, int64_t head, int thread);
   enum class Epilogue { kBias, kBiasGelu };
-  void linear(const LinearWeights& weights, const float* x, int64_t num_rows, Epilogue epilogue,
-              float* y);
+  void linear(size_t product, const float* x, int64_t num_rows, Epilogue epilogue, float* y);
   void add_and_norm(const float* update, const LayerNormWeights& norm, int64_t num_rows);
   void pool_text(const Batch& batch, int64_t text, float* out) const;
   template <typename F>
@@ -60,6 +61,12 @@ class Encoder {
   EncoderConfig config_;
   ThreadPool pool_;
   EncoderWeights weights_;
+  // The products of a forward pass in their order, four a layer: qkv, attention_output, up, down.
+  struct Product {
+    const LinearWeights* weights;
+    TileRun tiles;
+  };
+  std::vector<Product> products_;
   std::mutex mutex_;  // guards the pool and the scratch below
 
   std::vector<float> hidden_;        // (rows, hidden_size)

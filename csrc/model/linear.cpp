@@ -73,7 +73,7 @@ void run_tiles(const LinearTarget& target, const ActivationRows& input, int num_
                                tile_end, target.out, target.out_stride, next);
   } else {
     kernels().matmul_float(view, input.values(), input.stride(), num_rows, tile_begin, tile_end,
-                           target.out, target.out_stride);
+                           target.out, target.out_stride, next);
   }
 }
 

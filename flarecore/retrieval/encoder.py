@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,10 +119,11 @@ class SentenceEncoder:
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         for begin in range(0, len(texts), _BATCH_TEXTS):
             ids = [self._token_ids(t) for t in texts[begin : begin + _BATCH_TEXTS]]
-            lengths = np.array([len(i) for i in ids], dtype=np.int64)
-            rows = begin + np.flatnonzero(lengths)  # a tokenizer without [CLS] leaves "" empty
-            flat = np.fromiter((i for text_ids in ids for i in text_ids), dtype=np.int32)
-            vectors[rows] = self._native.encode(flat, lengths[lengths > 0])
+            # A tokenizer without [CLS] leaves "" empty.
+            rows = [begin + i for i, text_ids in enumerate(ids) if text_ids]
+            flat = np.array(list(chain.from_iterable(ids)), dtype=np.int32)
+            lengths = np.array([len(text_ids) for text_ids in ids if text_ids], dtype=np.int64)
+            vectors[rows] = self._native.encode(flat, lengths)
         return vectors
 
     def _token_ids(self, text: str) -> list[int]:
