@@ -2,6 +2,9 @@
 
 import os
 import resource
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,3 +183,20 @@ def test_numbers_that_do_not_fit_have_a_typed_error(engine, name):
     with pytest.raises(ConfigError):
         TOO_LARGE[name](sequence)
     assert sequence.token_ids == random_ids(10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stacks of threads by ulimit -s")
+def test_small_stacks_of_threads_are_enough():
+    """What is large of a long context lies in memory of the engine, not on its threads' stacks."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from helpers import DECODE, TinyLlama, open_engine, random_ids\n"
+        "spec = TinyLlama(context_length=1024)\n"
+        "with open_engine(spec, compute='int8', threads=3) as engine:\n"
+        "    sequence = engine.sequence(random_ids(900))\n"
+        "    print(len(sequence.decode(8, **DECODE).token_ids))\n"
+    )
+    command = f"ulimit -s 256 && exec {shlex.quote(sys.executable)} -c \"$CODE\" \"$TESTS\""
+    env = {**os.environ, "CODE": code, "TESTS": str(Path(__file__).parent)}
+    done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr

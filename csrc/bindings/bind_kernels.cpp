@@ -10,6 +10,7 @@
 
 #include "bindings/bind_kernels_testing.h"
 #include "bindings/bindings.h"
+#include "common/aligned_buffer.h"
 #include "common/check.h"
 #include "common/thread_pool.h"
 #include "cpu/cpu_isa.h"
@@ -148,7 +149,10 @@ py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>&
                      v_blocks.data(), block_begin, block_end, first_visible.data(),
                      end_visible.data(), out.mutable_data(), row_max.mutable_data(),
                      row_sum.mutable_data()};
+  AlignedBuffer scratch;
+  scratch.grow(static_cast<size_t>(table_of(isa).attention_scratch_bytes));
   args.in_tiles = in_tiles;
+  args.scratch = scratch.data();
   args.num_converted = &num_converted;
   table_of(isa).attention(args);
   return py::make_tuple(out, row_max, row_sum);

@@ -98,7 +98,7 @@ void soften_tile(PairBand* band, int tile, TileWork* work) {
 // The chunks of a band: scores and values of one go along with the vector work of it and the next.
 class BandRun {
  public:
-  explicit BandRun(PairBand* band) : args_(*band->args), band_(band) {}
+  BandRun(PairBand* band, ChunkTiles* tiles) : args_(*band->args), band_(band), tiles_(*tiles) {}
 
   void run() {
     int block = args_.block_begin;
@@ -207,7 +207,12 @@ class BandRun {
   TileWork work_;
   int chunk_ = 0, first_block_ = 0, end_block_ = 0;  // the chunk's beginning, what is seen of it
   int64_t scores_of_[kMaxBandTiles];                 // when they are there; 0: nothing is seen
-  ChunkTiles tiles_;
+  ChunkTiles& tiles_;
+};
+
+struct Scratch {
+  PairBand band;
+  ChunkTiles tiles;
 };
 
 void end_band(const PairBand& band) {
@@ -225,18 +230,20 @@ void end_band(const PairBand& band) {
 
 }  // namespace
 
+int64_t attention_amx_scratch_bytes() { return sizeof(Scratch); }
+
 int64_t num_amx_attentions() { return __atomic_load_n(&num_attentions, __ATOMIC_RELAXED); }
 
 void attention_amx(const AttentionArgs& args) {
   __atomic_fetch_add(&num_attentions, 1, __ATOMIC_RELAXED);
   const int num_pairs = args.num_rows * args.num_group_heads;
-  for (int first = 0; first < num_pairs;) {
-    PairBand band(args, first, num_pairs);
-    begin_band(&band);
+  auto* scratch = static_cast<Scratch*>(args.scratch);
+  PairBand& band = scratch->band;
+  for (int first = 0; first < num_pairs; first += band.count) {
+    begin_band(args, first, num_pairs, &band);
     const TileUse use(band.count < kTileRows ? band.count : kTileRows);
-    BandRun(&band).run();
+    BandRun(&band, &scratch->tiles).run();
     end_band(band);
-    first += band.count;
   }
 }
 

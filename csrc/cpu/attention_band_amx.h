@@ -34,16 +34,6 @@ struct PairBand {
   alignas(64) float max[kMaxBandTiles * kTileRows], sum[kMaxBandTiles * kTileRows];
   int begin[kMaxBandTiles * kTileRows], end[kMaxBandTiles * kTileRows];
 
-  PairBand(const AttentionArgs& call, int first_pair, int num_pairs)
-      : args(&call),
-        first(first_pair),
-        dim_steps((call.head_dim + kTileDepth - 1) / kTileDepth),
-        acc_stride(int64_t{dim_steps} * kTileDepth) {
-    const int fitting = kBandSteps / dim_steps;
-    const int most = (fitting < kMaxBandTiles ? fitting : kMaxBandTiles) * kTileRows;
-    count = num_pairs - first < most ? num_pairs - first : most;
-  }
-
   int num_tiles() const { return (count + kTileRows - 1) / kTileRows; }
   // Rows of the tiles: a single tile has no more than the pairs.
   int num_rows() const { return count < kTileRows ? count : num_tiles() * kTileRows; }
@@ -61,9 +51,16 @@ struct ChunkTiles {
   SplitTile values[kChunkBlocks * kMaxDimCols];  // [block][dim column], as many as the head has
 };
 
-// Queries as left tiles, and nothing seen yet. The rows of a tile without a pair are zeros.
-inline void begin_band(PairBand* band) {
-  const AttentionArgs& args = *band->args;
+// As many pairs of a call from `first` on as a band has: their queries as left tiles, and nothing seen
+// yet. The rows of a tile without a pair are zeros.
+inline void begin_band(const AttentionArgs& args, int first, int num_pairs, PairBand* band) {
+  band->args = &args;
+  band->first = first;
+  band->dim_steps = (args.head_dim + kTileDepth - 1) / kTileDepth;
+  band->acc_stride = int64_t{band->dim_steps} * kTileDepth;
+  const int fitting = kBandSteps / band->dim_steps;
+  const int most = (fitting < kMaxBandTiles ? fitting : kMaxBandTiles) * kTileRows;
+  band->count = num_pairs - first < most ? num_pairs - first : most;
   for (int i = 0; i < band->num_rows(); ++i) {
     const int head = (band->first + i) % args.num_group_heads;
     const float* q = args.q + band->row(i) * args.q_row_stride + head * args.head_dim;
@@ -160,7 +157,8 @@ FLARECORE_INLINE bool convert_value_rows(const uint16_t* v, const uint16_t* next
 }
 
 // V (32, head_dim) of a block becomes right tiles, one for each 16 dimensions. What is no finite
-// number, of a token that nobody sees, becomes 0: it will be multiplied by 0.
+// number becomes 0: a token that nobody sees may hold anything and is multiplied by 0, and NaN of
+// one that some rows see must not reach the others. Those rows have it from the token's key.
 inline void convert_values(const uint16_t* v, const uint16_t* next, int head_dim, SplitTile* tiles,
                            TileWork* work) {
   if (convert_value_rows<false>(v, next, head_dim, tiles, work)) {

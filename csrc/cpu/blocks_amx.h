@@ -8,10 +8,12 @@
 
 #include "cpu/dot_avx512.h"
 
+#include "cpu/tile_use_amx.h"
+
 namespace flarecore {
 namespace {
 
-constexpr int kAmxRows = 16;  // of a block: rows of a left tile
+constexpr int kAmxRows = kTileRows;  // of a block: rows of a left tile
 
 // A block's rows in one group. Inputs lie in the order of quad_order(), so that codes of weights
 // become tiles with few shuffles; a sum does not depend on it.

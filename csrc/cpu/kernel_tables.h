@@ -12,6 +12,7 @@ const KernelTable& kernel_table_avx512();
 const KernelTable* kernel_table_amx();  // null where the compiler lacks the level
 // The AMX level's attention over float16 blocks.
 void attention_amx(const AttentionArgs& args);
+int64_t attention_amx_scratch_bytes();
 // Calls so far that worked on tiles; for tests.
 int64_t num_amx_products();
 int64_t num_amx_attentions();

@@ -114,6 +114,7 @@ struct AttentionArgs {
   // own (within 2^-16 of a sum's terms), so this may depend on the rows' places and on the range
   // only.
   bool in_tiles = false;
+  void* scratch = nullptr;  // for tiles: KernelTable::attention_scratch_bytes of the thread's own
   // What the thread reads after the last block, in pieces of a block's K and V in turns; null where
   // nothing is known. It is only asked for.
   const void* ahead[2 * kAttentionBlocksAhead] = {};
@@ -191,6 +192,7 @@ struct KernelTable {
 
   // Softmax numerators over one split of the context (flash style, blocks in ascending order).
   void (*attention)(const AttentionArgs& args);
+  int64_t attention_scratch_bytes;  // 64-byte aligned, more than a stack should hold; 0: none
 
   // Statistics of one run of logits (n >= 1); -inf entries are allowed, inverse_temperature is
   // finite and above 0. All -inf: max = -inf, argmax = 0, both sums 0.

@@ -1,4 +1,5 @@
-// The AMX level: the AVX-512 kernels, with tile products for many rows and the same bits.
+// The AMX level: the AVX-512 kernels, products of many rows by tiles with the same bits, and attention
+// by tiles with bits of its own where it is asked for.
 #include "cpu/kernel_tables.h"
 
 #ifdef __AMX_BF16__
@@ -132,6 +133,7 @@ const KernelTable* kernel_table_amx() {
     t.matmul_blocks = matmul_blocks;
     t.gated_blocks = gated_blocks;
     t.attention = attention;
+    t.attention_scratch_bytes = attention_amx_scratch_bytes();
     return t;
   }();
   return &table;
@@ -144,7 +146,6 @@ const KernelTable* kernel_table_amx() {
 namespace flarecore {
 
 const KernelTable* kernel_table_amx() { return nullptr; }
-void attention_amx(const AttentionArgs&) {}
 int64_t num_amx_products() { return 0; }
 int64_t num_amx_attentions() { return 0; }
 

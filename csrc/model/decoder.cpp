@@ -41,7 +41,9 @@ Decoder::Decoder(const DecoderConfig& config, std::shared_ptr<const DecoderWeigh
       layout_(layout),
       blocks_(blocks),
       threads_(threads),
-      ws_(std::make_unique<Workspace>()) {}
+      ws_(std::make_unique<Workspace>()) {
+  ws_->attention_scratch.grow(size_t(threads_->num_threads()) * kernels().attention_scratch_bytes);
+}
 
 Decoder::~Decoder() = default;
 
@@ -113,8 +115,10 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
       {&layer.k, ws_->key.data(), config_.kv_size()},
       {&layer.v, ws_->value.data(), config_.kv_size()}};
   const int window = config_.layers[index].window;
-  const AttentionRead kv(*this, index, ws_->plan_of(window), segments);
-  run_linear(qkv, ws_->input, static_cast<int>(ws_->rows.size()), threads_, &kv);
+  {
+    const AttentionRead kv(*this, index, ws_->plan_of(window), segments);  // of this plan only
+    run_linear(qkv, ws_->input, static_cast<int>(ws_->rows.size()), threads_, &kv);
+  }
   if (!ws_->prepares_in_tasks) {
     for_rows([&](int row) { rotate_and_store(layer, index, segments, row); });
     if (index + 1 == config_.num_layers) keep_wanted_rows(segments);

@@ -223,18 +223,19 @@ void Encoder::attend_head(const Batch& batch, int64_t text, int64_t head, int th
   args.k_blocks = key_blocks.data();
   args.v_blocks = value_blocks.data();
   args.block_end = static_cast<int>(num_blocks);
-  const int32_t first_visible[kMaxAttentionRows] = {};
-  int32_t end_visible[kMaxAttentionRows];
-  std::fill_n(end_visible, kMaxAttentionRows, static_cast<int32_t>(length));
+  constexpr int kRows = 16;  // at a time: their outputs lie on the stack
+  const int32_t first_visible[kRows] = {};
+  int32_t end_visible[kRows];
+  std::fill_n(end_visible, kRows, static_cast<int32_t>(length));
   args.first_visible = first_visible;
   args.end_visible = end_visible;
-  float out[kMaxAttentionRows * 512], row_max[kMaxAttentionRows], row_sum[kMaxAttentionRows];
+  float out[kRows * 512], row_max[kRows], row_sum[kRows];
   args.out = out;
   args.row_max = row_max;
   args.row_sum = row_sum;
-  for (int64_t row = 0; row < length; row += kMaxAttentionRows) {
+  for (int64_t row = 0; row < length; row += kRows) {
     args.q = qkv + row * 3 * hidden;
-    args.num_rows = static_cast<int>(std::min<int64_t>(kMaxAttentionRows, length - row));
+    args.num_rows = static_cast<int>(std::min<int64_t>(kRows, length - row));
     kernels().attention(args);
     for (int64_t r = 0; r < args.num_rows; ++r) {
       float* target = attended_.data() + (begin + row + r) * hidden + head * dim;

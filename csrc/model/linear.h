@@ -44,7 +44,7 @@ class ActivationRows {
 
   float* values() { return reinterpret_cast<float*>(values_.data()); }
   const float* values() const { return reinterpret_cast<const float*>(values_.data()); }
-  // (num_rows, stride / 32); row r is valid after quantize().
+  // (num_rows, stride / 32); row r is valid after quantize() or norm_and_quantize().
   const QuantizedGroup* groups() const {
     return reinterpret_cast<const QuantizedGroup*>(groups_.data());
   }
