@@ -59,13 +59,18 @@ def test_prefixes_are_shared_only_where_they_are_equal():
     engine.check_integrity()
 
 
-def test_passages_outlive_their_sequence_and_stay_with_their_model():
-    engine = open_engine(TinyLlama())
-    head, question = prompt_of(12)
+def encoded_by(engine, head, question):
+    """A passage, and what its sequence says with it attached; the sequence is closed."""
     with open_with(engine, head, question) as sequence:
         passage = sequence.encode_passage(PASSAGES[0])
         sequence.attach([passage])
-        expected = bits(sequence)
+        return passage, bits(sequence)
+
+
+def test_passages_outlive_their_sequence_and_stay_with_their_model():
+    engine = open_engine(TinyLlama())
+    head, question = prompt_of(12)
+    passage, expected = encoded_by(engine, head, question)
     assert (passage.num_tokens, passage.token_ids, passage.head_ids) == (40, PASSAGES[0], head)
     assert passage.size_bytes == 2 * engine.stats().block_size_bytes == passage.data.size
     with pytest.raises(ValueError, match="read-only"):
@@ -84,10 +89,7 @@ def test_engines_of_one_model_share_passages():
 
     first = open_engine(TinyLlama())
     head, question = prompt_of(12)
-    with open_with(first, head, question) as sequence:
-        passage = sequence.encode_passage(PASSAGES[0])
-        sequence.attach([passage])
-        expected = bits(sequence)
+    passage, expected = encoded_by(first, head, question)
     first.close()
     with Engine(first.model, compute="float32") as second, \
             open_with(second, head, question) as sequence:

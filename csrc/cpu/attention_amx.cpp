@@ -122,15 +122,7 @@ class BandRun {
   }
 
  private:
-  static const uint16_t* at(const void* const* blocks, int i) {
-    return static_cast<const uint16_t*>(blocks[i]);
-  }
-  const uint16_t* ahead(const void* const* blocks, int block, int is_v) const {
-    const int next = block + kAttentionBlocksAhead;
-    if (next < args_.block_end) return at(blocks, next);
-    const void* other = args_.ahead[2 * (next - args_.block_end) + is_v];
-    return other != nullptr ? static_cast<const uint16_t*>(other) : at(blocks, block);
-  }
+  static const uint16_t* of(const void* p) { return static_cast<const uint16_t*>(p); }
 
   // The next chunk from *block on of which a pair sees something, and which of its blocks. Does not
   // touch what soften_tile() reads before it returns: all softening of the last chunk is done.
@@ -167,14 +159,14 @@ class BandRun {
 
   void convert_chunk_keys() {
     for (int block = first_block_; block < end_block_; ++block) {
-      convert_keys(at(args_.k_blocks, block), ahead(args_.k_blocks, block, 0), args_.head_dim,
+      convert_keys(of(args_.k_blocks[block]), of(block_ahead(args_, block, false)), args_.head_dim,
                    tiles_.keys[0] + (block - first_block_) * kBlockCols, &work_);
     }
   }
 
   void convert_chunk_values() {
     for (int block = first_block_; block < end_block_; ++block) {
-      convert_values(at(args_.v_blocks, block), ahead(args_.v_blocks, block, 1), args_.head_dim,
+      convert_values(of(args_.v_blocks[block]), of(block_ahead(args_, block, true)), args_.head_dim,
                      tiles_.values + (block - first_block_) * dim_cols(), &work_);
     }
   }

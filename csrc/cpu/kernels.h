@@ -120,6 +120,15 @@ struct AttentionArgs {
   const void* ahead[2 * kAttentionBlocksAhead] = {};
   int* num_converted = nullptr;  // counts blocks converted to float32 for many rows; for tests
 };
+// Whose cache lines to ask for while a block's K or V is read: the block further on or what follows
+// the last one; the block itself where nothing is known.
+static inline const void* block_ahead(const AttentionArgs& args, int block, bool is_v) {
+  const void* const* blocks = is_v ? args.v_blocks : args.k_blocks;
+  const int next = block + kAttentionBlocksAhead;
+  if (next < args.block_end) return blocks[next];
+  const void* other = args.ahead[2 * (next - args.block_end) + is_v];
+  return other != nullptr ? other : blocks[block];
+}
 constexpr int kMaxAttentionRows = 32;
 constexpr int kMaxGroupHeads = 16;
 

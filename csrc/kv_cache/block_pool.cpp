@@ -42,14 +42,13 @@ BlockPool::~BlockPool() {
 
 void BlockPool::take_pages(ThreadPool* threads) {
   constexpr size_t kPage = 4096;
+  volatile uint8_t* const memory = memory_;  // no write may be left out
   const auto num_pieces = static_cast<int64_t>((memory_size_bytes_ + kHugePage - 1) / kHugePage);
   threads->parallel_for(num_pieces, [&](int64_t piece, int) {
     const size_t begin = size_t(piece) * kHugePage;
     const size_t end = std::min(begin + kHugePage, memory_size_bytes_);
     // A huge page comes with its first write; the others matter where there are none.
-    for (size_t at = begin; at < end; at += kPage) {
-      *const_cast<volatile uint8_t*>(memory_ + at) = 0;
-    }
+    for (size_t at = begin; at < end; at += kPage) memory[at] = 0;
   });
 }
 

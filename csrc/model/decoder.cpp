@@ -41,9 +41,7 @@ Decoder::Decoder(const DecoderConfig& config, std::shared_ptr<const DecoderWeigh
       layout_(layout),
       blocks_(blocks),
       threads_(threads),
-      ws_(std::make_unique<Workspace>()) {
-  ws_->attention_scratch.grow(size_t(threads_->num_threads()) * kernels().attention_scratch_bytes);
-}
+      ws_(std::make_unique<Workspace>()) {}
 
 Decoder::~Decoder() = default;
 
@@ -90,6 +88,12 @@ void Decoder::plan(Span<const ForwardSegment> segments) {
   }
   ws_->resize(config_, can_fuse_rows_, can_fuse_blocks_);
   ws_->plan_attention(config_, segments);
+  // Float32 blocks and contexts of one split need none; the rows that are kept later need no more.
+  const auto is_beyond_first = [](const Workspace::Row& row) { return split_of(row.place) > 0; };
+  if (layout_.float16 && std::any_of(ws_->rows.begin(), ws_->rows.end(), is_beyond_first)) {
+    const size_t size_bytes = static_cast<size_t>(kernels().attention_scratch_bytes);
+    ws_->attention_scratch.grow(size_t(threads_->num_threads()) * size_bytes);
+  }
 }
 
 void Decoder::embed(Span<const ForwardSegment> segments) {

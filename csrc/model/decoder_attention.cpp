@@ -183,7 +183,9 @@ void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan
   args.scale = config_.attention_scale;
   args.kv_float16 = layout_.float16;
   args.in_tiles = is_before(tile);
-  args.scratch = ws_->attention_scratch.data() + thread * kernels().attention_scratch_bytes;
+  if (args.in_tiles && args.kv_float16) {
+    args.scratch = ws_->attention_scratch.data() + thread * kernels().attention_scratch_bytes;
+  }
   args.k_blocks = k_blocks;
   args.v_blocks = v_blocks;
   args.block_begin = 0;

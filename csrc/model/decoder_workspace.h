@@ -85,7 +85,7 @@ struct Decoder::Workspace {
   bool prepares_in_tasks = false;          // attention's tasks rotate and store before they attend
   bool fused = false;                      // of this pass: gate and up are never in memory
   std::vector<float> task_query;           // as partial_out, if prepares_in_tasks
-  AlignedBuffer attention_scratch;         // (threads, KernelTable::attention_scratch_bytes)
+  AlignedBuffer attention_scratch;         // (threads, attention_scratch_bytes) once it is needed
   // What a tile's tasks leave, for each tile (kv heads, its rows, group): see cell_of().
   std::vector<float> partial_out;               // (cells, head_dim)
   std::vector<float> partial_max, partial_sum;  // (cells)

@@ -19,7 +19,6 @@ from flarecore.bench.proofs import prove_equal
 from flarecore.bench.questions import LoopQuestions
 from flarecore.bench.rows import Report, Row
 from flarecore.bench.session import Session
-from flarecore.engine import Engine
 from flarecore.errors import ConfigError
 from flarecore.flare import Flare
 from flarecore.result import FlareResult
@@ -61,9 +60,7 @@ def make_modes(
     session: Session, options: AnswersOptions, questions: LoopQuestions
 ) -> tuple[Mode, AtOnce]:
     """The answers in turn, and at once."""
-    def open_engine() -> Engine:
-        return session.own.open_engine()
-
+    open_engine = session.own.open_engine
     count = min(options.num_answers, len(questions.questions))
     config = options.loop.config(questions)
     return (Mode("flarecore in turn", config, questions, open_engine, count),

@@ -170,10 +170,8 @@ def own_modes(
     session: Session, options: LoopOptions, questions: LoopQuestions, kept: KeptPassages
 ) -> list[Mode]:
     """flarecore's placements; the first without proposals, the last with passages from a file."""
-    def open_engine() -> EngineLike:
-        return session.own.open_engine()
-
-    def mode(name: str, opener: Callable[[], EngineLike] = open_engine, **changes: Any) -> Mode:
+    def mode(name: str, opener: Callable[[], EngineLike] = session.own.open_engine,
+             **changes: Any) -> Mode:
         return Mode(f"flarecore {name}", options.config(questions, **changes), questions, opener,
                     options.num_questions)
 
