@@ -128,14 +128,16 @@ def test_attention_rows_are_bit_identical_alone(way, dtype):
 
 
 def num_fast(way: str) -> int:
-    """Blocks converted for many rows, or calls that worked on tiles."""
-    return testing.num_amx_attentions() if way == TILES else testing.num_converted_blocks()
+    """Blocks converted for many rows, or calls that worked on several tiles."""
+    if way == TILES:
+        return testing.num_amx_attentions(in_units=False)
+    return testing.num_converted_blocks()
 
 
 def test_many_attention_rows_have_the_bits_of_one(way):
     """Blocks made float32 once and a joint softmax, against one pair at a time without either."""
     before = num_fast(way)
-    for heads, dim in ((3, 64), (2, 128), (9, 40), (3, 136), (1, 64)):
+    for heads, dim in ((3, 64), (3, 128), (9, 40), (3, 136), (1, 64)):
         case = AttentionCase(8, heads, dim, 5, np.float16)
         end = (np.arange(8) * 19 + 20).astype(np.int32)
         first = np.array([0, 0, 3, 31, 32, 60, 90, 152], np.int32)
@@ -150,6 +152,16 @@ def test_many_attention_rows_have_the_bits_of_one(way):
                 for a, b in zip(alone, together, strict=True):
                     assert np.array_equal(a[0, 0], b[row, head])
     assert num_fast(way) - before >= 4, "no block was converted"
+
+
+@pytest.mark.parametrize(("rows", "in_units"), [(1, True), (5, True), (6, False), (32, False)])
+def test_up_to_16_pairs_become_tiles_in_units(rows, in_units):
+    require_isa("amx")
+    case = AttentionCase(rows, 3, 64, 5, np.float16)
+    before = [testing.num_amx_attentions(in_units=way) for way in (False, True)]
+    case.run(TILES, np.zeros(rows, np.int32), np.full(rows, 150, np.int32))
+    after = [testing.num_amx_attentions(in_units=way) for way in (False, True)]
+    assert (after[in_units] > before[in_units]) and after[not in_units] == before[not in_units]
 
 
 def test_one_attention_row_converts_nothing(way):

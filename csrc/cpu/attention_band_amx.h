@@ -1,7 +1,6 @@
-// What attention on the AMX unit works on: a band of pairs, K and V as tiles.
+// What attention on the AMX unit works on: a band of pairs, chunks of K and V.
 #pragma once
 
-#include "cpu/fetch_lines.h"
 #include "cpu/kernels.h"
 #include "cpu/tile_work_amx.h"
 
@@ -43,6 +42,66 @@ struct PairBand {
     return left < kTileRows ? left : kTileRows;
   }
   int row(int pair) const { return (first + pair) / args->num_group_heads; }
+  int dim_cols() const { return (args->head_dim + kTileCols - 1) / kTileCols; }
+  // What a tile's pairs sum up, up to kMaxSums columns from `col` on.
+  TileSums values(int tile, int col) {
+    const int left = dim_cols() - col;
+    return {acc + tile * kTileRows * acc_stride + col * kTileCols, acc_stride,
+            left < kMaxSums ? left : kMaxSums, true};
+  }
+};
+
+// The chunks of which a pair of a band sees something, in ascending order.
+class Chunk {
+ public:
+  explicit Chunk(PairBand* band) : args_(*band->args), band_(band), next_(args_.block_begin) {}
+
+  // Goes on to the next chunk; false if there is none. Sets what of it each pair sees, which
+  // softening of the chunk before must not need any more.
+  bool find() {
+    for (; next_ < args_.block_end; next_ += kChunkBlocks) {
+      const int first_token = next_ * kBlockTokens;
+      int begin = kChunkTokens, end = 0;
+      for (int i = 0; i < band_->count; ++i) {
+        const int from = args_.first_visible[band_->row(i)] - first_token;
+        const int to = args_.end_visible[band_->row(i)] - first_token;
+        band_->begin[i] = from > 0 ? from : 0;
+        band_->end[i] = to < kChunkTokens ? to : kChunkTokens;
+        if (band_->begin[i] >= band_->end[i]) continue;
+        begin = band_->begin[i] < begin ? band_->begin[i] : begin;
+        end = band_->end[i] > end ? band_->end[i] : end;
+      }
+      if (begin >= end) continue;
+      first_block_ = begin / kBlockTokens;
+      num_blocks_ = (end + kBlockTokens - 1) / kBlockTokens - first_block_;
+      block_ = next_ + first_block_;
+      next_ += kChunkBlocks;
+      return true;
+    }
+    return false;
+  }
+
+  // What is seen of the chunk: its block first_block() and the ones after it.
+  int first_block() const { return first_block_; }
+  int num_blocks() const { return num_blocks_; }
+  const uint16_t* keys(int i) const { return of(args_.k_blocks[block_ + i]); }
+  const uint16_t* values(int i) const { return of(args_.v_blocks[block_ + i]); }
+  const uint16_t* keys_ahead(int i) const { return of(block_ahead(args_, block_ + i, false)); }
+  const uint16_t* values_ahead(int i) const { return of(block_ahead(args_, block_ + i, true)); }
+  TileSums scores(int tile) const {
+    return {band_->scores[tile * kTileRows] + first_block_ * kBlockTokens, kChunkTokens,
+            num_blocks_ * kBlockCols, false};
+  }
+
+ private:
+  static const uint16_t* of(const void* p) { return static_cast<const uint16_t*>(p); }
+
+  const AttentionArgs& args_;
+  PairBand* band_;
+  int next_;             // block where the next chunk begins
+  int block_ = 0;        // the first one that is seen
+  int first_block_ = 0;  // the same within the chunk
+  int num_blocks_ = 0;
 };
 
 // K and V of a chunk.
@@ -51,8 +110,8 @@ struct ChunkTiles {
   SplitTile values[kChunkBlocks * kMaxDimCols];  // [block][dim column], as many as the head has
 };
 
-// As many pairs of a call from `first` on as a band has: their queries as left tiles, and nothing seen
-// yet. The rows of a tile without a pair are zeros.
+// As many pairs of a call from `first` on as a band has: their queries as left tiles, and nothing
+// seen yet. The rows of a tile without a pair are zeros.
 inline void begin_band(const AttentionArgs& args, int first, int num_pairs, PairBand* band) {
   band->args = &args;
   band->first = first;
@@ -76,93 +135,6 @@ inline void begin_band(const AttentionArgs& args, int first, int num_pairs, Pair
     }
     band->max[i] = kMinusInfinity;
     band->sum[i] = 0.0f;
-  }
-}
-
-constexpr int kRowsPerPart = 4;  // of tiles converted while a part of the tile work goes along
-
-// One step of K: rows of `tiles` from 32 dimensions at k, `count` of them if not Whole.
-template <bool Whole>
-FLARECORE_INLINE void convert_key_step(const uint16_t* k, const uint16_t* next, int count,
-                                       SplitTile* tiles, TileWork* work) {
-  const auto is_there = [&](int dim) __attribute__((always_inline)) {
-    return Whole || dim < count;
-  };
-  const auto number = [&](int dim, int col) __attribute__((always_inline)) {
-    return is_there(dim) ? load_half(k + dim * kBlockTokens + col * kTileCols) : set1(0.0f);
-  };
-  for (int row = 0; row < kTileRows; row += kRowsPerPart) {
-    work->advance();
-    unrolled<kRowsPerPart>([&](auto i) __attribute__((always_inline)) {
-      const int dim = row + i, other = dim + kHalfDepth;
-      if (is_there(dim)) fetch_lines<64>(next + dim * kBlockTokens);
-      if (is_there(other)) fetch_lines<64>(next + other * kBlockTokens);
-      unrolled<kBlockCols>([&](auto col) __attribute__((always_inline)) {
-        split_column_row(number(dim, col), number(other, col), tiles[col].high[dim],
-                         tiles[col].low[dim]);
-      });
-    });
-  }
-}
-
-// K (head_dim, 32) of a block becomes right tiles [dim step][token column], steps kMaxSums apart.
-inline void convert_keys(const uint16_t* k, const uint16_t* next, int head_dim, SplitTile* tiles,
-                         TileWork* work) {
-  for (int dim = 0; dim < head_dim; dim += kTileDepth, tiles += kMaxSums) {
-    const int at = dim * kBlockTokens;
-    if (head_dim - dim >= kTileDepth) {
-      convert_key_step<true>(k + at, next + at, kTileDepth, tiles, work);
-    } else {
-      convert_key_step<false>(k + at, next + at, head_dim - dim, tiles, work);
-    }
-  }
-}
-
-// A row of one tile from `count` numbers of V (32, head_dim) at v. What is no finite number becomes 0
-// if asked.
-template <bool Whole, bool OnlyFinite>
-FLARECORE_INLINE Mask convert_value_row(const uint16_t* v, int64_t head_dim, int count,
-                                        uint16_t* high, uint16_t* low) {
-  const auto number = [&](const uint16_t* p) __attribute__((always_inline)) {
-    const Vec x = Whole ? load_half(p) : load_half_first(p, count);
-    if (!OnlyFinite) return x;
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, sub(x, x), _CMP_ORD_Q), x);
-  };
-  return split_column_row(number(v), number(v + kHalfDepth * head_dim), high, low);
-}
-
-template <bool OnlyFinite>
-FLARECORE_INLINE bool convert_value_rows(const uint16_t* v, const uint16_t* next, int head_dim,
-                                         SplitTile* tiles, TileWork* work) {
-  const int64_t stride = head_dim;
-  Mask odd_ones = 0;
-  for (int row = 0; row < kTileRows; ++row, v += stride, next += stride) {
-    if (row % kRowsPerPart == 0) work->advance();
-    SplitTile* tile = tiles;
-    int dim = 0;
-    for (; dim + kTileDepth <= head_dim; dim += kTileDepth, tile += 2) {
-      fetch_lines<64>(next + dim);
-      fetch_lines<64>(next + kHalfDepth * stride + dim);
-      unrolled<2>([&](auto i) __attribute__((always_inline)) {
-        odd_ones |= convert_value_row<true, OnlyFinite>(v + dim + i * kTileCols, stride, kTileCols,
-                                                        tile[i].high[row], tile[i].low[row]);
-      });
-    }
-    for (; dim < head_dim; dim += kTileCols, ++tile) {
-      odd_ones |= convert_value_row<false, OnlyFinite>(v + dim, stride, head_dim - dim,
-                                                       tile->high[row], tile->low[row]);
-    }
-  }
-  return odd_ones != 0;
-}
-
-// V (32, head_dim) of a block becomes right tiles, one for each 16 dimensions. What is no finite
-// number becomes 0: a token that nobody sees may hold anything and is multiplied by 0, and NaN of
-// one that some rows see must not reach the others. Those rows have it from the token's key.
-inline void convert_values(const uint16_t* v, const uint16_t* next, int head_dim, SplitTile* tiles,
-                           TileWork* work) {
-  if (convert_value_rows<false>(v, next, head_dim, tiles, work)) {
-    convert_value_rows<true>(v, next, head_dim, tiles, work);
   }
 }
 

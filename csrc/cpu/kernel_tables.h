@@ -13,9 +13,9 @@ const KernelTable* kernel_table_amx();  // null where the compiler lacks the lev
 // The AMX level's attention over float16 blocks.
 void attention_amx(const AttentionArgs& args);
 int64_t attention_amx_scratch_bytes();
-// Calls so far that worked on tiles; for tests.
+// Calls so far that worked on tiles, bands of attention in units or of several tiles; for tests.
 int64_t num_amx_products();
-int64_t num_amx_attentions();
+int64_t num_amx_attentions(bool in_units);
 #endif
 
 }  // namespace flarecore

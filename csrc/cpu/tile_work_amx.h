@@ -1,6 +1,8 @@
 // Tile products that go along with vector work: the AMX unit multiplies while the vector unit
 // converts and exponentiates, if the instructions of both lie near each other.
 #pragma once
+#define NPUSH 8
+#define NSOFT 16
 
 #include "cpu/split_tiles_amx.h"
 
@@ -9,17 +11,23 @@ namespace {
 
 constexpr int kMaxSums = 4;  // tiles of sums: 0 to 3
 
-// out (+)= the sum over steps of left[s] * right[s * right_stride + n], for `num_cols` tiles of
-// columns, tile n at out + n * kTileCols. One order for each element: steps in ascending order, in
-// each low * high, high * high, high * low; the unit adds up what is in a tile in a fixed order for
-// each element, whatever the others hold (Intel SDM, TDPBF16PS).
+// The sums of a product: tile n of columns at out + n * kTileCols.
+struct TileSums {
+  float* out;
+  int64_t out_stride;  // floats between two rows
+  int num_cols;        // tiles of columns
+  bool adds;           // to what out holds
+};
+
+// sums (+)= the sum over steps of left[s] * right[s * right_stride + n]. One order for each
+// element: steps in ascending order, in each low * high, high * high, high * low; the unit adds up
+// what is in a tile in a fixed order for each element, whatever the others hold (Intel SDM,
+// TDPBF16PS).
 struct TileProduct {
   const SplitTile* left;
   const SplitTile* right;
-  int num_steps, right_stride, num_cols;
-  float* out;
-  int64_t out_stride;  // floats between two rows
-  bool adds;           // to what out holds
+  int num_steps, right_stride;
+  TileSums sums;
 };
 
 // The tile instructions want their tiles as literals.
@@ -49,10 +57,10 @@ FLARECORE_INLINE void add_product() {
 }
 
 template <int N>
-FLARECORE_INLINE void begin_sum(const TileProduct& product) {
-  const float* from = product.out + N * kTileCols;
-  const int64_t stride = product.out_stride * static_cast<int64_t>(sizeof(float));
-  if (product.adds) {
+FLARECORE_INLINE void begin_sum(const TileSums& sums) {
+  const float* from = sums.out + N * kTileCols;
+  const int64_t stride = sums.out_stride * static_cast<int64_t>(sizeof(float));
+  if (sums.adds) {
     if constexpr (N == 0) _tile_loadd(0, from, stride);
     if constexpr (N == 1) _tile_loadd(1, from, stride);
     if constexpr (N == 2) _tile_loadd(2, from, stride);
@@ -66,14 +74,59 @@ FLARECORE_INLINE void begin_sum(const TileProduct& product) {
 }
 
 template <int N>
-FLARECORE_INLINE void end_sum(const TileProduct& product) {
-  float* to = product.out + N * kTileCols;
-  const int64_t stride = product.out_stride * static_cast<int64_t>(sizeof(float));
+FLARECORE_INLINE void end_sum(const TileSums& sums) {
+  float* to = sums.out + N * kTileCols;
+  const int64_t stride = sums.out_stride * static_cast<int64_t>(sizeof(float));
   if constexpr (N == 0) _tile_stored(0, to, stride);
   if constexpr (N == 1) _tile_stored(1, to, stride);
   if constexpr (N == 2) _tile_stored(2, to, stride);
   if constexpr (N == 3) _tile_stored(3, to, stride);
 }
+
+template <int N>
+FLARECORE_INLINE void begin_all(const TileSums& sums) {
+  unrolled<N>([&](auto n) __attribute__((always_inline)) { begin_sum<n>(sums); });
+}
+template <int N>
+FLARECORE_INLINE void end_all(const TileSums& sums) {
+  unrolled<N>([&](auto n) __attribute__((always_inline)) { end_sum<n>(sums); });
+}
+
+inline void begin_sums(const TileSums& sums) {
+  switch (sums.num_cols) {
+    case 1: return begin_all<1>(sums);
+    case 2: return begin_all<2>(sums);
+    case 3: return begin_all<3>(sums);
+    default: return begin_all<4>(sums);
+  }
+}
+inline void end_sums(const TileSums& sums) {
+  switch (sums.num_cols) {
+    case 1: return end_all<1>(sums);
+    case 2: return end_all<2>(sums);
+    case 3: return end_all<3>(sums);
+    default: return end_all<4>(sums);
+  }
+}
+
+// Sums First, ... First + N - 1 += left tiles 4 (low) and 5 (high) * right tiles.
+template <int First, int N>
+FLARECORE_INLINE void multiply_cols(const SplitTile* right) {
+  unrolled<N>([&](auto n) __attribute__((always_inline)) {
+    load_right<First + n>(right[n].high);
+    add_product<First + n, 4>();
+    add_product<First + n, 5>();
+  });
+  unrolled<N>([&](auto n) __attribute__((always_inline)) {
+    load_right<First + n>(right[n].low);
+    add_product<First + n, 5>();
+  });
+}
+
+// Vector work that no tile product goes along with.
+struct NoTileWork {
+  void advance() {}
+};
 
 // Products in the order in which they were pushed, one at a time, in parts.
 class TileWork {
@@ -91,7 +144,7 @@ class TileWork {
     if (num_finished_ == num_pushed_) return;
     const TileProduct& product = pending_[num_finished_ % kMaxPending];
     finish_writes(this);
-    switch (product.num_cols) {
+    switch (product.sums.num_cols) {
       case 1: advance_product<1>(product); break;
       case 2: advance_product<2>(product); break;
       case 3: advance_product<3>(product); break;
@@ -112,27 +165,17 @@ class TileWork {
   template <int N>
   FLARECORE_INLINE void advance_product(const TileProduct& product) {
     if (step_ == product.num_steps) {
-      unrolled<N>([&](auto n) __attribute__((always_inline)) { end_sum<n>(product); });
+      end_all<N>(product.sums);
       step_ = 0;
       ++num_finished_;
       return;
     }
     const SplitTile& left = product.left[step_];
     const SplitTile* right = product.right + step_ * product.right_stride;
-    if (step_ == 0) {
-      unrolled<N>([&](auto n) __attribute__((always_inline)) { begin_sum<n>(product); });
-    }
+    if (step_ == 0) begin_all<N>(product.sums);
     _tile_loadd(4, left.low, 64);
     _tile_loadd(5, left.high, 64);
-    unrolled<N>([&](auto n) __attribute__((always_inline)) {
-      load_right<n>(right[n].high);
-      add_product<n, 4>();
-      add_product<n, 5>();
-    });
-    unrolled<N>([&](auto n) __attribute__((always_inline)) {
-      load_right<n>(right[n].low);
-      add_product<n, 5>();
-    });
+    multiply_cols<0, N>(right);
     ++step_;
   }
 
