@@ -25,6 +25,7 @@ inline Mask lanes_between(int begin, int end) {
 }
 inline Vec select(Mask m, Vec yes, Vec no) { return _mm256_blendv_ps(no, yes, m); }
 inline Mask less(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+inline bool all(Mask m) { return _mm256_movemask_ps(m) == 0xff; }
 
 // The first n lanes, the others `fill`.
 inline Vec load_first(const float* p, int n, float fill) {

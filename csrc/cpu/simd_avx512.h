@@ -32,6 +32,7 @@ inline Mask lanes_between(int begin, int end) {
 }
 inline Vec select(Mask m, Vec yes, Vec no) { return _mm512_mask_blend_ps(m, no, yes); }
 inline Mask less(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+inline bool all(Mask m) { return m == 0xffff; }
 
 // The first n lanes, the others `fill`.
 inline Vec load_first(const float* p, int n, float fill) {

@@ -90,6 +90,12 @@ inline Mask less(const Vec& a, const Vec& b) {
   for (int i = 0; i < kLanes; ++i) out.v[i] = a.v[i] < b.v[i];
   return out;
 }
+inline bool all(const Mask& m) {
+  for (int i = 0; i < kLanes; ++i) {
+    if (!m.v[i]) return false;
+  }
+  return true;
+}
 // Lanes [begin, end).
 inline Mask lanes_between(int begin, int end) {
   Mask out;
