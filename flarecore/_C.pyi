@@ -74,8 +74,10 @@ class Encoder:
     def __init__(
         self, path: str | bytes | PathLike[str], *, vocab_size: int, hidden_size: int,
         num_layers: int, num_heads: int, intermediate_size: int, max_positions: int,
-        num_token_types: int, layer_norm_eps: float, pooling: str, num_threads: int,
+        num_token_types: int, layer_norm_eps: float, pooling: str, quantize: str = "none",
+        num_threads: int,
     ) -> None: ...
+    def quantization(self) -> list[tuple[str, str, str, int, float, float, float]]: ...
     def encode(
         self, token_ids: npt.ArrayLike, lengths: npt.ArrayLike
     ) -> npt.NDArray[np.float32]: ...

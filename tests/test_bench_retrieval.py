@@ -11,7 +11,8 @@ from flarecore.bench.aims import aims
 from flarecore.bench.harness import Quantiles, run_rounds
 from flarecore.bench.machine import describe_machine
 from flarecore.bench.proofs import ProofError
-from flarecore.bench.retrieval import Indexes, RetrievalOptions, asks_before, prove, question_case
+from flarecore.bench.retrieval import RetrievalOptions, asks_before, question_case
+from flarecore.bench.retrieval_indexes import Indexes, lowest_cosine, prove, shared
 from flarecore.bench.rows import Report, Row
 from flarecore.cli.main import main
 from flarecore.errors import ConfigError
@@ -63,6 +64,19 @@ def test_other_passages_with_a_known_vector_are_refused(indexes):
         prove(Indexes(encoder, other, indexes.hnsw, indexes.exact), QUESTIONS, 5)
 
 
+def test_what_another_index_shares_with_the_exact_one(indexes):
+    assert shared(indexes.hnsw, indexes.exact, QUESTIONS, 5) >= 0.95
+    half = ExactRetriever.build(passages(2100)[::2], WordEncoder())
+    assert 0.2 < shared(half, indexes.exact, QUESTIONS, 5) < 0.8
+    assert lowest_cosine(WordEncoder(), WordEncoder(), QUESTIONS) == pytest.approx(1.0)
+
+
+def test_vectors_of_8_bits_that_are_too_far_away_are_refused(capsys, monkeypatch):
+    monkeypatch.setattr(retrieval, "lowest_cosine", lambda *_: 0.99)
+    code, rows, err = bench(capsys, monkeypatch, "--peers", "none")
+    assert code == 1 and rows == [] and "by 8-bit and by float32 weights is 0.990000" in err
+
+
 def test_every_run_asks_the_next_question_behind_others():
     asked, told = [], []
     before = asks_before(QUESTIONS[:4], told.append)
@@ -86,6 +100,7 @@ def test_rows(capsys, monkeypatch):
     assert code == 0
     assert "embedding passages: " in err, "nothing showed that the index was being built"
     engines = ["flarecore embedding + HNSW", "flarecore embedding",
+               "flarecore q8 embedding + HNSW", "flarecore q8 embedding",
                "transformers float32 embedding", "flarecore HNSW", "flarecore exact search"]
     num_passages = rows[0]["params"]["passages"]
     assert [(row["case"], row["engine"]) for row in rows] == [
@@ -95,10 +110,13 @@ def test_rows(capsys, monkeypatch):
         assert row["rounds"] == 4 and row["params"]["k"] == 3
         assert row["params"]["encoder"] == "minilm-l6-v2"
         assert 0 < row["seconds"]["p20"] <= row["seconds"]["median"] <= row["seconds"]["p80"]
-    assert [row["values"].get("recall") for row in rows[:5]] == [1.0, None, None, 1.0, 1.0]
-    own, peer = rows[1], rows[2]
+    recalls = [row["values"].get("recall") for row in rows[:7]]
+    assert recalls[2] is not None and 0.6 <= recalls.pop(2) <= 1.0
+    assert recalls == [1.0, None, None, None, 1.0, 1.0]
+    own, peer = rows[1], rows[4]
     assert own["ratios"][peer["engine"]]["median"] == peer["values"]["flarecore_is_faster"]
-    assert "cosine" in own["proofs"][-1] and "with the same scores" in own["proofs"][-2]
+    assert "cosine" in own["proofs"][-1] and "8-bit weights: cosine" in own["proofs"][-2]
+    assert "with the same scores" in own["proofs"][-3]
     assert "too few for a graph" in own["notes"][-1] and own["params"]["graph"] == 0
 
 

@@ -8,6 +8,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "bindings/quantize_option.h"
 #include "bindings/safetensors_object.h"
 #include "common/check.h"
 #include "model/encoder.h"
@@ -124,22 +125,26 @@ void bind_native_encoder(py::module_& m) {
       .def(py::init([](const py::object& path, int64_t vocab_size, int64_t hidden_size,
                        int64_t num_layers, int64_t num_heads, int64_t intermediate_size,
                        int64_t max_positions, int64_t num_token_types, float layer_norm_eps,
-                       const std::string& pooling, int num_threads) {
+                       const std::string& pooling, const std::string& quantize, int num_threads) {
              EncoderConfig config{vocab_size,    hidden_size,     num_layers,     num_heads,
                                   intermediate_size, max_positions, num_token_types,
                                   layer_norm_eps, parse_pooling(pooling)};
              const std::string name = path_bytes(path);
+             const Quantize parsed = parse_quantize(quantize);
              py::gil_scoped_release release;
-             return Encoder::load(name, config, num_threads);
+             return Encoder::load(name, config, parsed, num_threads);
            }),
            py::arg("path"), py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"),
            py::arg("num_layers"), py::arg("num_heads"), py::arg("intermediate_size"),
            py::arg("max_positions"), py::arg("num_token_types"), py::arg("layer_norm_eps"),
-           py::arg("pooling"), py::arg("num_threads"))
+           py::arg("pooling"), py::arg("quantize") = "none", py::arg("num_threads"))
       .def("encode", &encode, py::arg("token_ids"), py::arg("lengths"),
            "Vectors of length 1, (num_texts, hidden_size) float32, of texts that lie one after the "
            "other in token_ids, (num_tokens,) int32; lengths is (num_texts,) int64. The GIL is "
            "released.")
+      .def("quantization",
+           [](const Encoder& self) { return quantization_list(self.quantization()); },
+           "What quantising changed in each matrix, as of Model.")
       .def_property_readonly("num_threads", &Encoder::num_threads);
   m.def("default_encoder_threads", [] { return std::min(8, usable_num_threads()); },
         "Threads of an encoder that was not told: the usable ones, at most 8, as a small model has "

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "bindings/quantize_option.h"
 #include "bindings/safetensors_object.h"
 #include "common/check.h"
 #include "model/model.h"
@@ -21,13 +22,6 @@ py::dict config_dict(const Model& model) {
                   py::arg("num_heads") = c.num_heads, py::arg("num_kv_heads") = c.num_kv_heads,
                   py::arg("head_dim") = c.head_dim, py::arg("context_length") = c.context_length,
                   py::arg("vocab_size") = c.vocab_size);
-}
-
-Quantize parse_quantize(const std::string& name) {
-  for (const Quantize quantize : {Quantize::kNone, Quantize::kQ4, Quantize::kQ8}) {
-    if (name == quantize_name(quantize)) return quantize;
-  }
-  fail(ErrorKind::kConfig, "quantize must be \"none\", \"q4\" or \"q8\", got \"", name, "\"");
 }
 
 Activation parse_activation(const std::string& name) {
@@ -86,18 +80,13 @@ std::shared_ptr<Model> from_checkpoint(const py::dict& config, const py::list& f
                                  parse_quantize(quantize));
 }
 
-py::list quantization_list(Model& model) {
+py::list model_quantization(Model& model) {
   std::vector<TensorQuantization> tensors;
   {
     py::gil_scoped_release release;
     tensors = model.quantization();
   }
-  py::list out;
-  for (const TensorQuantization& t : tensors) {
-    out.append(py::make_tuple(t.name, t.source, quantize_name(t.quantize), t.error.num_values,
-                              t.error.error_squares, t.error.value_squares, t.error.max_error));
-  }
-  return out;
+  return quantization_list(tensors);
 }
 
 // Calls read(tensor) with the tensor made ready, and gives what that returns.
@@ -159,7 +148,7 @@ void bind_model(py::module_& m) {
                   py::arg("quantize") = "none")
       .def("config", &config_dict)
       .def_property_readonly("num_threads", &Model::num_threads)
-      .def("quantization", &quantization_list,
+      .def("quantization", &model_quantization,
            "Name, type in the file, \"q4\", \"q8\" or \"none\", number of values, squares of "
            "errors and of values, largest error of every matrix. Packs the weights if nobody has.")
       .def("tensor_names", [](const Model& model) { return model.tensors().names(); })

@@ -27,7 +27,7 @@ class TensorLoader {
     if (quantize == Quantize::kNone) {
       return PackedMatrix::pack(view, mode_, kernels().tile, pool_);
     }
-    return quantize_tensor(tensor, view, quantize, mode_, pool_, &quantization_.back().error);
+    return quantize_tensor(tensor.shown, view, quantize, mode_, pool_, &quantization_.back().error);
   }
 
   std::vector<float> vector(const std::string& name, int64_t size) {
@@ -114,17 +114,6 @@ Quantize quantization_of(const std::string& name, const TensorView& view, Quanti
   if (!is_float || view.num_cols % kGroupSize != 0) return Quantize::kNone;
   const bool at_the_ends = name == "token_embd.weight" || name == "output.weight";
   return quantize == Quantize::kQ4 && at_the_ends ? Quantize::kQ8 : quantize;
-}
-
-PackedMatrix quantize_tensor(const DecoderTensor& tensor, const TensorView& view, Quantize quantize,
-                             PackMode mode, ThreadPool* pool, QuantizationError* error) {
-  PackedMatrix matrix =
-      PackedMatrix::pack_quantizing(view, quantize, mode, kernels(), pool, error);
-  check(error->first_bad_row < 0, ErrorKind::kModelFile, tensor.shown, ": row ",
-        error->first_bad_row, " holds a value that is not finite or beyond ",
-        quantize_limit(quantize), ", which ", quantize_name(quantize),
-        " cannot hold; load the model without quantize");
-  return matrix;
 }
 
 std::shared_ptr<const DecoderWeights> DecoderWeights::load(const DecoderTensors& tensors,

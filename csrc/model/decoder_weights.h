@@ -8,7 +8,7 @@
 #include "common/thread_pool.h"
 #include "model/decoder_config.h"
 #include "model/decoder_tensors.h"
-#include "model/packed_matrix.h"
+#include "model/tensor_quantization.h"
 
 namespace flarecore {
 
@@ -21,23 +21,10 @@ struct LayerWeights {
   PackedMatrix gate, up, down;        // (ffn, hidden) twice, (hidden, ffn)
 };
 
-// What was done to one matrix of a model that is quantised at load.
-struct TensorQuantization {
-  std::string name;      // as in a GGUF file: "blk.0.attn_q.weight"
-  const char* source;    // type in the file: "BF16"
-  Quantize quantize;     // kNone: kept as it was
-  QuantizationError error;
-};
-
 // What `quantize` does to a matrix of this name: kQ8 quantises all of F32, F16 and BF16, kQ4 all
 // but token embedding and head, which get 8 bits, since errors of theirs go straight into the
 // logits. What is quantised already, or has rows that are no multiple of 32, is kept (kNone).
 Quantize quantization_of(const std::string& name, const TensorView& view, Quantize quantize);
-
-// PackedMatrix::pack_quantizing at the level in force; ModelFileError for a value that cannot be
-// quantised.
-PackedMatrix quantize_tensor(const DecoderTensor& tensor, const TensorView& view, Quantize quantize,
-                             PackMode mode, ThreadPool* pool, QuantizationError* error);
 
 struct DecoderWeights {
   std::vector<LayerWeights> layers;

@@ -20,7 +20,7 @@ int64_t num_prepared_passes() { return prepared_passes.load(std::memory_order_re
 void Decoder::Workspace::resize(const DecoderConfig& config, bool can_fuse_rows,
                                 bool can_fuse_blocks) {
   const size_t num_rows = rows.size();
-  const bool is_many = num_rows >= kManyRows;
+  const bool is_many = num_rows >= size_t{kManyRows};
   hidden_size_ = config.hidden_size;
   grow(&residual, num_rows * config.hidden_size);
   grow(&delta, num_rows * config.hidden_size);

@@ -15,9 +15,6 @@ constexpr int split_of(int token) { return token / (kSplitBlocks * kBlockTokens)
 
 constexpr int kOwnBlocks = -1;
 
-// From this many rows on a pass takes the kernels for many rows.
-constexpr size_t kManyRows = 32;
-
 // Up to kMaxAttentionRows rows of one segment, whose places lie in one split, against one split of
 // the context.
 struct Decoder::AttentionTile {

@@ -21,19 +21,32 @@ constexpr int64_t kSerialRows = 4;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// What follows a product, for the channels of tiles [tile_begin, tile_end) of y (num_rows, out).
+void finish_tiles(const LinearWeights& weights, bool has_gelu, int64_t tile_begin,
+                  int64_t tile_end, int64_t num_rows, float* y) {
+  const PackedView w = weights.weight.view();
+  const int64_t channel = tile_begin * w.tile;
+  const int64_t num_channels = std::min(w.num_rows, tile_end * w.tile) - channel;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    float* out = y + row * w.num_rows + channel;
+    kernels().add(weights.bias.data() + channel, num_channels, out);
+    if (has_gelu) kernels().gelu_erf(out, num_channels, out);
+  }
+}
+
 }  // namespace
 
 Encoder::Encoder(EncoderConfig config, int num_threads)
     : config_(std::move(config)), pool_(num_threads) {}
 
 std::unique_ptr<Encoder> Encoder::load(const std::string& path, const EncoderConfig& config,
-                                       int num_threads) {
+                                       Quantize quantize, int num_threads) {
   config.validate();
   check(num_threads >= 1 && num_threads <= 1024, ErrorKind::kConfig,
         "encoder: threads must be between 1 and 1024, got ", num_threads);
   auto file = SafetensorsFile::open(path);
   std::unique_ptr<Encoder> encoder(new Encoder(config, num_threads));
-  encoder->weights_ = EncoderWeights::load(std::move(file), config, &encoder->pool_);
+  encoder->weights_ = EncoderWeights::load(std::move(file), config, quantize, &encoder->pool_);
   encoder->plan_products();
   const int64_t rows = std::max(kBatchRows, config.max_positions);
   const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
@@ -42,6 +55,10 @@ std::unique_ptr<Encoder> Encoder::load(const std::string& path, const EncoderCon
   encoder->attended_.resize(size(rows, config.hidden_size));
   encoder->update_.resize(size(rows, config.hidden_size));
   encoder->intermediate_.resize(size(rows, config.intermediate_size));
+  if (quantize != Quantize::kNone) {
+    encoder->quantized_.set_blocked(true);
+    encoder->quantized_.resize(rows, std::max(config.hidden_size, config.intermediate_size));
+  }
   const int64_t num_blocks = divide_up(config.max_positions, kBlockTokens);
   encoder->kv_blocks_.resize(
       size(num_threads, 2 * num_blocks * kBlockTokens * config.head_dim()));
@@ -144,12 +161,23 @@ void Encoder::run_layer(size_t index, const Batch& batch) {
   add_and_norm(update_.data(), layer.output_norm, rows);
 }
 
+const NextRead* Encoder::run_after(size_t product) const {
+  return product + 1 < products_.size() ? &products_[product + 1].tiles : nullptr;
+}
+
 // y = epilogue(x W^T + bias), x (num_rows, in), y (num_rows, out)
 void Encoder::linear(size_t product, const float* x, int64_t num_rows, Epilogue epilogue,
                      float* y) {
-  const KernelTable& k = kernels();
+  if (is_quantized(products_[product].weights->weight.view().format)) {
+    multiply_quantized(product, x, num_rows, epilogue, y);
+  } else {
+    multiply_float(product, x, num_rows, epilogue, y);
+  }
+}
+
+void Encoder::multiply_float(size_t product, const float* x, int64_t num_rows, Epilogue epilogue,
+                             float* y) {
   const TileRun& run = products_[product].tiles;
-  const NextRead* next = product + 1 < products_.size() ? &products_[product + 1].tiles : nullptr;
   const LinearWeights& weights = *products_[product].weights;
   const PackedView w = weights.weight.view();
   const int64_t num_tasks = run.num_tasks(), num_blocks = divide_up(num_rows, kTaskRows);
@@ -159,17 +187,36 @@ void Encoder::linear(size_t product, const float* x, int64_t num_rows, Epilogue 
     const int64_t tile_begin = run.task_begin(task % num_tasks);
     const int64_t tile_end = run.task_begin(task % num_tasks + 1);
     // The shares of several blocks of rows are others than the plan's.
-    const uint8_t* ahead = num_blocks == 1 ? run.read_after(tile_end, thread, next, &pool_)
-                                           : run.address(tile_end);
-    k.matmul_float(w, x + row * w.num_cols, w.num_cols, static_cast<int>(rows), tile_begin,
-                   tile_end, y + row * w.num_rows, w.num_rows, ahead);
-    const int64_t channel = tile_begin * w.tile;
-    const int64_t num_channels = std::min(w.num_rows, tile_end * w.tile) - channel;
-    for (int64_t r = row; r < row + rows; ++r) {
-      float* out = y + r * w.num_rows + channel;
-      k.add(weights.bias.data() + channel, num_channels, out);
-      if (epilogue == Epilogue::kBiasGelu) k.gelu_erf(out, num_channels, out);
+    const uint8_t* ahead = num_blocks == 1
+                               ? run.read_after(tile_end, thread, run_after(product), &pool_)
+                               : run.address(tile_end);
+    float* out = y + row * w.num_rows;
+    kernels().matmul_float(w, x + row * w.num_cols, w.num_cols, static_cast<int>(rows), tile_begin,
+                           tile_end, out, w.num_rows, ahead);
+    finish_tiles(weights, epilogue == Epilogue::kBiasGelu, tile_begin, tile_end, rows, out);
+  });
+}
+
+void Encoder::multiply_quantized(size_t product, const float* x, int64_t num_rows,
+                                 Epilogue epilogue, float* y) {
+  const TileRun& run = products_[product].tiles;
+  const LinearWeights& weights = *products_[product].weights;
+  const int64_t num_cols = weights.weight.num_cols();
+  quantized_.set_blocked(num_rows >= kManyRows);
+  const int64_t step = std::max<int64_t>(quantized_.block_rows(), kSerialRows);
+  pool_.parallel_for(divide_up(num_rows, step), [&](int64_t task, int) {
+    const int64_t end = std::min(num_rows, (task + 1) * step);
+    for (int64_t row = task * step; row < end; row += quantized_.block_rows()) {
+      const auto count = static_cast<int>(std::min<int64_t>(quantized_.block_rows(), end - row));
+      quantized_.quantize(x + row * num_cols, num_cols, row, count, num_cols, {&weights.weight});
     }
+  });
+  const LinearTarget target{&weights.weight, y, weights.weight.num_rows()};
+  pool_.parallel_for(run.num_tasks(), [&](int64_t task, int thread) {
+    const int64_t begin = run.task_begin(task), end = run.task_begin(task + 1);
+    run_tiles(target, quantized_, static_cast<int>(num_rows), begin, end,
+              run.read_after(end, thread, run_after(product), &pool_));
+    finish_tiles(weights, epilogue == Epilogue::kBiasGelu, begin, end, num_rows, y);
   });
 }
 

@@ -1,4 +1,5 @@
-// A BERT-style sentence encoder: token ids to one vector of length 1 per text, in float32.
+// A BERT-style sentence encoder: token ids to one vector of length 1 per text, in float32 or, with
+// quantised weights, in products of 8-bit activations.
 //
 // Devlin et al., "BERT", NAACL 2019 (post-layernorm, absolute positions, GELU by erf) with the
 // pooling of Reimers and Gurevych, "Sentence-BERT", EMNLP 2019.
@@ -23,9 +24,10 @@ class Encoder {
   // Reads a safetensors file. Raises ModelFileError for a file or configuration that does not fit,
   // ConfigError for num_threads < 1.
   static std::unique_ptr<Encoder> load(const std::string& path, const EncoderConfig& config,
-                                       int num_threads);
+                                       Quantize quantize, int num_threads);
 
   const EncoderConfig& config() const { return config_; }
+  const std::vector<TensorQuantization>& quantization() const { return weights_.quantization; }
   int num_threads() const { return pool_.num_threads(); }
 
   // Encodes texts that lie one after the other in `token_ids`, `lengths[i]` tokens each (at least
@@ -53,6 +55,10 @@ class Encoder {
   void attend_head(const Batch& batch, int64_t text, int64_t head, int thread);
   enum class Epilogue { kBias, kBiasGelu };
   void linear(size_t product, const float* x, int64_t num_rows, Epilogue epilogue, float* y);
+  void multiply_float(size_t product, const float* x, int64_t num_rows, Epilogue epilogue, float* y);
+  void multiply_quantized(size_t product, const float* x, int64_t num_rows, Epilogue epilogue,
+                          float* y);
+  const NextRead* run_after(size_t product) const;
   void add_and_norm(const float* update, const LayerNormWeights& norm, int64_t num_rows);
   void pool_text(const Batch& batch, int64_t text, float* out) const;
   template <typename F>
@@ -74,6 +80,7 @@ class Encoder {
   std::vector<float> attended_;      // (rows, hidden_size)
   std::vector<float> update_;        // (rows, hidden_size)
   std::vector<float> intermediate_;  // (rows, intermediate_size)
+  ActivationRows quantized_;         // a product's input, where its weights are quantised
   std::vector<float> kv_blocks_;     // (threads, 2, max_positions up to whole blocks, head_dim)
 };
 

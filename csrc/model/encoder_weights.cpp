@@ -16,7 +16,8 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
 // Reads tensors by name; checkpoints of a whole BERT put "bert." before the encoder's names.
 class Loader {
  public:
-  Loader(const SafetensorsFile& file, ThreadPool* pool) : file_(file), pool_(pool) {
+  Loader(const SafetensorsFile& file, Quantize quantize, ThreadPool* pool)
+      : file_(file), quantize_(quantize), pool_(pool) {
     const std::string probe = "embeddings.word_embeddings.weight";
     if (file.find(probe) == nullptr && file.find("bert." + probe) != nullptr) prefix_ = "bert.";
   }
@@ -42,9 +43,10 @@ class Loader {
     return out;
   }
 
-  // Several linear layers over the same input as one, rows in the given order.
-  LinearWeights linear(const std::vector<std::string>& names, int64_t num_rows,
-                       int64_t num_cols) const {
+  // Several linear layers over the same input as one, rows in the given order. `shown` is what the
+  // matrix is called in a GGUF file.
+  LinearWeights linear(const std::string& shown, const std::vector<std::string>& names,
+                       int64_t num_rows, int64_t num_cols) {
     std::vector<float> rows, bias;
     for (const std::string& name : names) {
       append(name + ".weight", {num_rows, num_cols}, &rows);
@@ -52,17 +54,35 @@ class Loader {
     }
     const TensorView view{GgmlType::kF32, reinterpret_cast<const uint8_t*>(rows.data()),
                           num_rows * static_cast<int64_t>(names.size()), num_cols};
-    return {PackedMatrix::pack(view, PackMode::kFloat32, kernels().tile, pool_), std::move(bias)};
+    if (quantize_ == Quantize::kNone) {
+      return {PackedMatrix::pack(view, PackMode::kFloat32, kernels().tile, pool_),
+              std::move(bias)};
+    }
+    const GgmlType type = file_.require(prefix_ + names[0] + ".weight", {num_rows, num_cols}).type();
+    const bool fits = num_cols % kGroupSize == 0;
+    quantization_.push_back({shown, ggml_type_info(type).name,
+                             fits ? quantize_ : Quantize::kNone, {}});
+    if (!fits) {
+      return {PackedMatrix::pack(view, PackMode::kFloat32, kernels().tile, pool_),
+              std::move(bias)};
+    }
+    return {quantize_tensor("tensor " + names[0], view, quantize_, PackMode::kQuantized, pool_,
+                            &quantization_.back().error),
+            std::move(bias)};
   }
 
   LayerNormWeights norm(const std::string& name, int64_t size) const {
     return {values(name + ".weight", {size}), values(name + ".bias", {size})};
   }
 
+  std::vector<TensorQuantization> quantization() && { return std::move(quantization_); }
+
  private:
   const SafetensorsFile& file_;
+  Quantize quantize_;
   ThreadPool* pool_;
   std::string prefix_;
+  std::vector<TensorQuantization> quantization_;
 };
 
 }  // namespace
@@ -83,9 +103,10 @@ void EncoderConfig::validate() const {
 }
 
 EncoderWeights EncoderWeights::load(std::shared_ptr<const SafetensorsFile> file,
-                                    const EncoderConfig& config, ThreadPool* pool) {
+                                    const EncoderConfig& config, Quantize quantize,
+                                    ThreadPool* pool) {
   config.validate();
-  const Loader loader(*file, pool);
+  Loader loader(*file, quantize, pool);
   const int64_t hidden = config.hidden_size;
   EncoderWeights weights;
   weights.word_embeddings =
@@ -101,14 +122,19 @@ EncoderWeights EncoderWeights::load(std::shared_ptr<const SafetensorsFile> file,
   for (int64_t i = 0; i < config.num_layers; ++i) {
     const std::string layer = "encoder.layer." + std::to_string(i) + ".";
     const std::string self = layer + "attention.self.";
+    const std::string block = "blk." + std::to_string(i) + ".";
+    const int64_t ffn = config.intermediate_size;
     weights.layers.push_back(
-        {loader.linear({self + "query", self + "key", self + "value"}, hidden, hidden),
-         loader.linear({layer + "attention.output.dense"}, hidden, hidden),
+        {loader.linear(block + "attn_qkv.weight", {self + "query", self + "key", self + "value"},
+                       hidden, hidden),
+         loader.linear(block + "attn_output.weight", {layer + "attention.output.dense"}, hidden,
+                       hidden),
          loader.norm(layer + "attention.output.LayerNorm", hidden),
-         loader.linear({layer + "intermediate.dense"}, config.intermediate_size, hidden),
-         loader.linear({layer + "output.dense"}, hidden, config.intermediate_size),
+         loader.linear(block + "ffn_up.weight", {layer + "intermediate.dense"}, ffn, hidden),
+         loader.linear(block + "ffn_down.weight", {layer + "output.dense"}, hidden, ffn),
          loader.norm(layer + "output.LayerNorm", hidden)});
   }
+  weights.quantization = std::move(loader).quantization();
   weights.file = std::move(file);
   return weights;
 }

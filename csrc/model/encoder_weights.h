@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "common/thread_pool.h"
-#include "model/packed_matrix.h"
 #include "model/safetensors.h"
+#include "model/tensor_quantization.h"
 
 namespace flarecore {
 
@@ -48,9 +48,11 @@ struct EncoderLayer {
 };
 
 struct EncoderWeights {
-  // Raises ModelFileError if a tensor is missing, has another shape or no float type.
+  // Matrices are packed as float32 or, if their rows are a multiple of 32, as `quantize` says. Raises
+  // ModelFileError if a tensor is missing, has another shape or no float type, or holds a value that
+  // cannot be quantised.
   static EncoderWeights load(std::shared_ptr<const SafetensorsFile> file,
-                             const EncoderConfig& config, ThreadPool* pool);
+                             const EncoderConfig& config, Quantize quantize, ThreadPool* pool);
 
   // The word embeddings are large and used a row at a time: they stay in the mapped file.
   void read_word_embedding(int64_t token_id, float* out) const;  // (hidden_size)
@@ -61,6 +63,7 @@ struct EncoderWeights {
   std::vector<float> position_embeddings;
   LayerNormWeights embedding_norm;
   std::vector<EncoderLayer> layers;
+  std::vector<TensorQuantization> quantization;  // of every matrix; empty without quantising
 };
 
 }  // namespace flarecore

@@ -34,15 +34,14 @@ ActivationRows::Wanted ActivationRows::wanted_by(
   return wanted;
 }
 
-void ActivationRows::quantize(int64_t first, int count, int64_t num_cols,
+void ActivationRows::quantize(const float* x, int64_t x_stride, int64_t first, int count,
+                              int64_t num_cols,
                               std::initializer_list<const PackedMatrix*> readers) {
   const Wanted wanted = wanted_by(readers);
-  if (wanted.blocks) {
-    kernels().quantize_block(row(first), stride_, count, num_cols, block(first));
-  }
+  if (wanted.blocks) kernels().quantize_block(x, x_stride, count, num_cols, block(first));
   if (!wanted.rows) return;
-  for (int64_t r = first; r < first + count; ++r) {
-    kernels().quantize_row(row(r), num_cols, groups() + r * group_stride());
+  for (int64_t r = first; r < first + count; ++r, x += x_stride) {
+    kernels().quantize_row(x, num_cols, groups() + r * group_stride());
   }
 }
 

@@ -14,6 +14,9 @@
 
 namespace flarecore {
 
+// From this many rows on a pass takes the kernels for many rows.
+constexpr int64_t kManyRows = 32;
+
 // Input rows of a product: float32, and int8 with scales where a quantised matrix reads them. Many
 // rows are quantised in the blocks of the level's kernels for many rows; formats that these do not
 // take get rows of QuantizedGroup as few rows do.
@@ -35,6 +38,11 @@ class ActivationRows {
   // Quantises the num_cols values of rows [first, first + count), a whole block or what is left of
   // the last one, as each of the quantised `readers` wants them.
   void quantize(int64_t first, int count, int64_t num_cols,
+                std::initializer_list<const PackedMatrix*> readers) {
+    quantize(row(first), stride_, first, count, num_cols, readers);
+  }
+  // The same for rows that lie elsewhere, from x on, x_stride floats apart.
+  void quantize(const float* x, int64_t x_stride, int64_t first, int count, int64_t num_cols,
                 std::initializer_list<const PackedMatrix*> readers);
 
   // The same for the RMS norm of `count` rows of x, (num_cols) floats apart. Where only the codes of

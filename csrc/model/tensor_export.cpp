@@ -15,7 +15,7 @@ TensorExport::TensorExport(const DecoderTensors& tensors, const std::string& nam
   const Quantize wanted = quantization_of(name, view, quantize);
   if (wanted != Quantize::kNone) {
     QuantizationError error;
-    packed_ = quantize_tensor(tensor_, view, wanted, PackMode::kQuantized, pool, &error);
+    packed_ = quantize_tensor(tensor_.shown, view, wanted, PackMode::kQuantized, pool, &error);
     type_ = quantized_type(wanted);
   } else if (ggml_type_info(tensor_.type).block_values > 1) {
     packed_ = PackedMatrix::pack(view, PackMode::kQuantized, kernels().tile, pool);

@@ -8,40 +8,37 @@ weights have gone through the caches since. Quantiles are over questions as well
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import numpy as np
 
 from flarecore.bench.harness import (
     Case,
-    Progress,
     Quantiles,
-    no_progress,
     nothing,
     ratios,
     run_rounds,
 )
-from flarecore.bench.proofs import ProofError, prove_equal
+from flarecore.bench.proofs import ProofError
 from flarecore.bench.questions import QuestionSource, SourceTexts
+from flarecore.bench.retrieval_indexes import (
+    MIN_COSINE_Q8,
+    Indexes,
+    lowest_cosine,
+    prove,
+    shared,
+)
 from flarecore.bench.rows import Report, Row
 from flarecore.bench.session import Session
 from flarecore.bench.transformers_encoder import TransformersEncoder
 from flarecore.errors import ConfigError, UnsupportedError
 from flarecore.model_files import find_model
-from flarecore.retrieval import ExactRetriever, HnswRetriever, SentenceEncoder
-from flarecore.retrieval.passage import Passage, TextEncoder
-from flarecore.retrieval.ranking import FloatArray
+from flarecore.retrieval import HnswRetriever, SentenceEncoder
+from flarecore.retrieval.passage import TextEncoder
 
 __all__ = [
-    "Indexes", "RetrievalOptions", "asks_before", "decodes_before", "measure",
-    "own_asks", "prove", "question_case",
+    "RetrievalOptions", "asks_before", "decodes_before", "measure", "own_asks", "question_case",
 ]
 
-# Share of the true best passages that the graph must find.
-MIN_RECALL = 0.95
 # Cosine of the same text's vector by two float32 implementations.
 _MIN_COSINE = 0.9999
 _WARMUP_QUESTIONS = 5
@@ -51,6 +48,7 @@ _CONTEXT_TOKENS, _DECODED_TOKENS = 64, 4
 _STATES = ("one question after the other", "right after decoding")
 _WHOLE = "flarecore embedding + HNSW"
 _EMBED, _PEER = "flarecore embedding", "transformers float32 embedding"
+_WHOLE_Q8, _EMBED_Q8 = "flarecore q8 embedding + HNSW", "flarecore q8 embedding"
 _HNSW, _EXACT = "flarecore HNSW", "flarecore exact search"
 # What is compared with which of ours.
 _SLOWER = {_PEER: _EMBED, _EXACT: _HNSW}
@@ -82,98 +80,6 @@ class RetrievalOptions:
         if min(self.num_questions, self.k) < 1:
             raise ConfigError(
                 f"num_questions and k must be >= 1, got {self.num_questions} and {self.k}")
-
-
-class KnownTexts:
-    """An encoder that computes each text once: a search with a known query is a search alone.
-
-    Parameters
-    ----------
-    encoder : TextEncoder
-        Computes them.
-    """
-
-    def __init__(self, encoder: TextEncoder) -> None:
-        self.name, self.dim, self.fingerprint = encoder.name, encoder.dim, encoder.fingerprint
-        self._encoder = encoder
-        self._vectors: dict[str, FloatArray] = {}
-
-    def encode(self, texts: list[str]) -> FloatArray:
-        """(len(texts), dim) float32, as the encoder gives them."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
-        self._vectors.update(zip(new, self._encoder.encode(new), strict=True))
-        return np.stack([self._vectors[text] for text in texts])
-
-
-@dataclass(frozen=True)
-class Indexes:
-    """One corpus, searched in three ways.
-
-    Attributes
-    ----------
-    encoder : TextEncoder
-    whole : HnswRetriever
-        Embeds what it is asked, as an application's does.
-    hnsw : HnswRetriever
-        The same graph; embeds a query once and remembers it.
-    exact : ExactRetriever
-        Compares with every passage; the oracle. It remembers queries too.
-    """
-
-    encoder: TextEncoder
-    whole: HnswRetriever
-    hnsw: HnswRetriever
-    exact: ExactRetriever
-
-    @classmethod
-    def build(
-        cls, passages: Sequence[Passage], encoder: TextEncoder,
-        progress: Progress = no_progress,
-    ) -> Indexes:
-        """Embeds every passage once and builds one graph."""
-        known = KnownTexts(encoder)
-        hnsw = HnswRetriever.build(passages, known, progress=progress)
-        exact = ExactRetriever.build(passages, known)
-        # Through a file, so that both hold the same graph, link by link.
-        with tempfile.TemporaryDirectory(prefix="flarecore-bench-") as folder:
-            file = Path(folder) / "corpus.index"
-            hnsw.save(file)
-            whole = HnswRetriever.load(file, encoder)
-        return cls(encoder, whole, hnsw, exact)
-
-    @property
-    def uses_graph(self) -> bool:
-        """Whether the graph has answered every query so far."""
-        return self.whole.stats.num_exact == 0
-
-
-def prove(indexes: Indexes, questions: Sequence[str], k: int) -> tuple[float, str]:
-    """Searches are the same with a known query, and find what an exact search finds.
-
-    Returns
-    -------
-    float, str
-        Recall at `k`, and what was shown.
-
-    Raises
-    ------
-    ProofError
-        A passage or a score differs, or the recall is below ``MIN_RECALL``.
-    """
-    hits = wanted = 0
-    for question in questions:
-        (found,), (alone,), (best,) = (
-            index.search([question], k) for index in (indexes.whole, indexes.hnsw, indexes.exact))
-        prove_equal(f"passages for {question!r}, its vector known", alone, found)
-        true = {passage.id: passage.score for passage in best}
-        hits += sum(true.get(passage.id) == passage.score for passage in found)
-        wanted += len(best)
-    recall = hits / max(wanted, 1)
-    if recall < MIN_RECALL:
-        raise ProofError(f"HNSW finds {recall:.3f} of the {k} best passages, at least "
-                         f"{MIN_RECALL:g} are needed; nothing is timed until this is repaired")
-    return recall, (f"HNSW finds {hits} of the {wanted} passages that exact search finds for "
-                    f"{len(questions)} questions, with the same scores")
 
 
 def question_case(
@@ -236,6 +142,11 @@ def measure(session: Session, options: RetrievalOptions) -> Report:
         session.notes.append(
             f"{len(texts.passages)} passages are too few for a graph: every search was exact")
     asks = own_asks(indexes, options.k)
+    recalls = {_WHOLE: recall, _HNSW: recall, _EXACT: 1.0}
+    coarse, recalls[_WHOLE_Q8], proof = _quantized(session, options, indexes, questions)
+    proofs.append(proof)
+    asks[_WHOLE_Q8] = lambda question: coarse.search([question], options.k)
+    asks[_EMBED_Q8] = lambda question: coarse.encoder.encode([question])
     if "transformers" in session.options.peers:
         try:
             peer = TransformersEncoder(find_model(options.encoder), session.threads)
@@ -256,7 +167,7 @@ def measure(session: Session, options: RetrievalOptions) -> Report:
     params: dict[str, int | str] = {
         "passages": len(texts.passages), "questions": len(questions), "k": options.k,
         "encoder": encoder.name, "graph": int(indexes.uses_graph)}
-    return session.report("retrieval", _rows(seconds, params, recall), proofs)
+    return session.report("retrieval", _rows(seconds, params, recalls), proofs)
 
 
 def own_asks(indexes: Indexes, k: int) -> dict[str, Ask]:
@@ -265,6 +176,22 @@ def own_asks(indexes: Indexes, k: int) -> dict[str, Ask]:
             _EMBED: lambda question: indexes.encoder.encode([question]),
             _HNSW: lambda question: indexes.hnsw.search([question], k),
             _EXACT: lambda question: indexes.exact.search([question], k)}
+
+
+def _quantized(
+    session: Session, options: RetrievalOptions, indexes: Indexes, questions: Sequence[str]
+) -> tuple[HnswRetriever, float, str]:
+    """The same corpus with 8-bit weights of the encoder, what it finds of the exact search with
+    float32 weights, and what was shown."""
+    encoder = SentenceEncoder.load(options.encoder, threads=session.threads, quantize="q8")
+    lowest = lowest_cosine(encoder, indexes.encoder, questions)
+    if not lowest >= MIN_COSINE_Q8:
+        raise ProofError(f"the cosine of a question's vectors by 8-bit and by float32 weights is "
+                         f"{lowest:.6f}, at least {MIN_COSINE_Q8:g} is needed; nothing is timed "
+                         f"until this is repaired")
+    index = HnswRetriever.build(indexes.whole.passages, encoder, progress=session.progress)
+    return index, shared(index, indexes.exact, questions, options.k), (
+        f"vectors by 8-bit weights: cosine with those by float32 weights at least {lowest:.6f}")
 
 
 def _prove_peer(
@@ -281,15 +208,15 @@ def _prove_peer(
 
 
 def _rows(
-    seconds: dict[str, tuple[float, ...]], params: dict[str, int | str], recall: float
+    seconds: dict[str, tuple[float, ...]], params: dict[str, int | str],
+    recalls: dict[str, float]
 ) -> list[Row]:
-    recalls = {_WHOLE: recall, _HNSW: recall, _EXACT: 1.0}
     rows = []
     for state in _STATES:
         def name(engine: str, state: str = state) -> str:
             return f"{state}: {engine}"
 
-        for engine in (_WHOLE, _EMBED, _PEER, _HNSW, _EXACT):
+        for engine in (_WHOLE, _EMBED, _WHOLE_Q8, _EMBED_Q8, _PEER, _HNSW, _EXACT):
             if name(engine) not in seconds:
                 continue
             values = {"recall": recalls[engine]} if engine in recalls else {}

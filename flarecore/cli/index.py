@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flarecore.errors import ConfigError
+from flarecore.quantization import QUANTIZE
 
 if TYPE_CHECKING:
     from flarecore.retrieval.hybrid import HybridRetriever
@@ -23,6 +24,8 @@ _FLOAT: dict[str, Any] = {"type": float, "metavar": "X"}
 _GROUPS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, dict[str, Any], str], ...]], ...] = (
     ("sentence encoder", ("hnsw", "exact", "hybrid"), (
         ("encoder", {"metavar": "NAME_OR_DIR"}, "sentence encoder (default: minilm-l6-v2)"),
+        ("quantize", {"choices": QUANTIZE},
+         "quantise the encoder's weights: q8 searches in less time (default: float32)"),
         ("threads", _INT, "threads of the encoder"))),
     ("graph, arXiv 1603.09320", ("hnsw", "hybrid"), (
         ("m", _INT, "M: links of a passage (default: 16)"),
@@ -130,7 +133,8 @@ def _empty_index(
         remarks.append("BM25")
     if args.retriever != "bm25":
         encoder = SentenceEncoder.load(
-            options.get("encoder", "minilm-l6-v2"), threads=options.get("threads"))
+            options.get("encoder", "minilm-l6-v2"), threads=options.get("threads"),
+            quantize=options.get("quantize"))
         graph = {name: options[name] for name in ("m", "ef_construction", "ef_search")
                  if name in options}
         parts.append(ExactRetriever(encoder, **common) if args.retriever == "exact"

@@ -11,6 +11,7 @@ import numpy as np
 
 from flarecore.errors import ConfigError, IndexFileError
 from flarecore.model_files import KNOWN_MODELS
+from flarecore.quantization import QUANTIZE
 from flarecore.retrieval.index_io import IndexFile
 from flarecore.retrieval.passage import Passage, TextEncoder
 from flarecore.retrieval.ranking import FloatArray
@@ -60,8 +61,12 @@ def read_flag(file: IndexFile, name: str) -> bool:
 
 
 def encoder_header(encoder: TextEncoder) -> dict[str, str]:
-    """How a header names an encoder."""
-    return {"name": encoder.name, "fingerprint": encoder.fingerprint}
+    """How a header names an encoder, and how its weights are quantised if they are."""
+    header = {"name": encoder.name, "fingerprint": encoder.fingerprint}
+    quantize = getattr(encoder, "quantize", None)
+    if quantize is not None:
+        header["quantize"] = quantize
+    return header
 
 
 def array_bytes(array: np.ndarray[Any, Any]) -> memoryview:
@@ -83,13 +88,12 @@ def passage_lines(passages: Sequence[Passage]) -> Iterator[bytes]:
 def check_encoder(file: IndexFile, encoder: TextEncoder | None) -> TextEncoder:
     """The encoder that the index was built with: the given one, or loaded by its name."""
     stored = file.header.get("encoder")
-    name, fingerprint = (
-        (stored.get("name"), stored.get("fingerprint")) if isinstance(stored, dict)
-        else (None, None))
+    fields = stored if isinstance(stored, dict) else {}
+    name, fingerprint = fields.get("name"), fields.get("fingerprint")
     if not isinstance(name, str) or not isinstance(fingerprint, str):
         raise IndexFileError(f"{file.path}: the header does not name the encoder")
     if encoder is None:
-        encoder = _load_by_name(file, name)
+        encoder = _load_by_name(file, name, fields.get("quantize"))
     dim = file.integer("dim", 1, 1 << 16)
     if (encoder.fingerprint, encoder.dim) != (fingerprint, dim):
         raise IndexFileError(
@@ -99,7 +103,7 @@ def check_encoder(file: IndexFile, encoder: TextEncoder | None) -> TextEncoder:
     return encoder
 
 
-def _load_by_name(file: IndexFile, name: str) -> TextEncoder:
+def _load_by_name(file: IndexFile, name: str, quantize: object) -> TextEncoder:
     from flarecore.retrieval.encoder import SentenceEncoder
 
     # A name from a file may pick a known model, never a place on the disk.
@@ -107,7 +111,10 @@ def _load_by_name(file: IndexFile, name: str) -> TextEncoder:
         raise IndexFileError(
             f"{file.path}: built with the encoder {name!r}, which is no known model "
             f"({', '.join(KNOWN_MODELS)}); pass encoder=")
-    return SentenceEncoder.load(name)
+    if quantize is not None and quantize not in QUANTIZE:
+        raise IndexFileError(f"{file.path}: built with an encoder that is quantised as "
+                             f"{quantize!r}, known are {', '.join(QUANTIZE)}")
+    return SentenceEncoder.load(name, quantize=quantize)
 
 
 def store_contents(
