@@ -129,7 +129,8 @@ def copy_blocks(
     copies
         (source, following, destination, first, num_tokens) each: tokens [first, first +
         num_tokens) of the blocks `source` and `following` laid end to end; `following` is not
-        looked at where `source` holds them all. Destinations are distinct and nobody's source.
+        looked at where `source` holds them all. Destinations are distinct and nobody's source,
+        but for a copy (block, block, block, 0, num_tokens), which truncates the block in place.
     token_bytes
         Bytes of one token and head: head_dim times the element size, a multiple of 16.
     block_stride_bytes

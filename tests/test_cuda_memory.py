@@ -54,6 +54,17 @@ def test_copy_moves_tokens_and_clears_the_rest(backend, copies):
     assert all((f == e).all() for f, e in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1, 17, 31, 32])
+def test_a_block_is_truncated_where_it_is(backend, num_tokens):
+    layers = [random_cache(8, seed) for seed in range(2)]
+    copies = [(5, -1, 5, 0, num_tokens), (2, 3, 4, 20, 30), (6, 6, 6, 0, 3)]
+    for found, layer in zip(cache_call(backend, "copy_blocks", layers, copies=copies), layers,
+                            strict=True):
+        assert (found == copied(layer, copies)).all()
+        assert (found[5, :, :, :num_tokens] == layer[5, :, :, :num_tokens]).all()
+        assert not found[5, :, :, num_tokens:].any()
+
+
 def test_a_block_that_is_not_needed_is_not_looked_at(backend):
     layer = random_cache(5)
     found = cache_call(backend, "copy_blocks", [layer], copies=[(1, -1, 3, 4, 28)])[0]
@@ -80,7 +91,9 @@ WRONG_COPIES = {
     "first": ([(0, 0, 1, 32, 0)], "got 0 from 32"),
     "twice": ([(0, 0, 1, 0, 1), (2, 2, 1, 0, 1)], "name a destination twice, got block 1 again"),
     "chain": ([(0, 0, 1, 0, 1), (1, 1, 2, 0, 1)], "not write a block that one of them reads, got"),
-    "in place": ([(1, 1, 1, 0, 4)], "one of them reads, got block 1"),
+    "in place": ([(1, 1, 1, 2, 4)], "one of them reads, got block 1"),
+    "truncated": ([(1, 1, 1, 0, 4), (1, 1, 2, 0, 4)], "one of them reads, got block 1"),
+    "truncated twice": ([(1, 1, 1, 0, 4), (1, 1, 1, 0, 3)], "name a destination twice"),
     "chain behind": ([(0, 1, 2, 31, 9), (3, 3, 1, 0, 9)], "one of them reads, got block 1"),
     "shape": ([(0, 1)], r"each of copies must have 5 numbers, got \(0, 1\)"),
     "type": ([(0, 0, 1, 0, 2.0)], "copies must be an integer, got 2.0"),

@@ -43,10 +43,15 @@ def test_block_copies_are_equal(ops, dtype, head_dim):
     caches = torch.randn((3, 2, 9, 2, 32, head_dim), device=DEVICE).to(dtype)
     copies = [BlockCopy(0, -1, 5, 0, 32), BlockCopy(1, -1, 6, 0, 7), BlockCopy(2, 3, 7, 20, 32),
               BlockCopy(3, 0, 8, 31, 4), BlockCopy(2, 1, 4, 3, 0)]
+    truncated = [BlockCopy(5, -1, 5, 0, 9), BlockCopy(8, 8, 8, 0, 0)]
     wanted, got = caches.clone(), caches.clone()
     TorchOps().copy_blocks(wanted, copies)
     ops.copy_blocks(got, copies)
     assert torch.equal(got, wanted)
+    for cache, each in ((wanted.clone(), TorchOps()), (got.clone(), ops)):
+        each.copy_blocks(cache, truncated)
+        assert torch.equal(cache[:, :, 5, :, :9], wanted[:, :, 5, :, :9])
+        assert not cache[:, :, 5, :, 9:].any() and not cache[:, :, 8].any()
     assert torch.equal(wanted[:, :, :4], caches[:, :, :4])
     assert torch.equal(wanted[:, :, 7, :, :12], caches[:, :, 2, :, 20:])
     assert torch.equal(wanted[:, :, 7, :, 12:], caches[:, :, 3, :, :20])

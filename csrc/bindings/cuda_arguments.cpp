@@ -77,6 +77,8 @@ void check_copies(const std::vector<BlockCopy>& copies) {
   for (const BlockCopy& copy : copies) {
     check(destinations.insert(copy.destination).second, ErrorKind::kConfig,
           "copies must not name a destination twice, got block ", copy.destination, " again");
+    const bool truncates = copy.source == copy.destination && copy.first == 0;
+    if (truncates) continue;  // every part stays where it is, or becomes zero
     read.insert({copy.source, copy.following});
   }
   for (int32_t block : read) {

@@ -1,8 +1,10 @@
-// Copy KV blocks: a shared, partly filled block before it is written, and a passage's own blocks.
+// Copy and truncate KV blocks: a shared, partly filled block before it is written, a passage's own
+// blocks, a block that is cut off where it is.
 //
 // A cache is (num_blocks, num_heads, block_tokens, token) bytes, contiguous but for the blocks. A
 // copy takes `num_tokens` tokens of every head out of two blocks laid end to end, and fills the
-// rest of its destination with zeros, so that nothing foreign stands behind them.
+// rest of its destination with zeros, so that nothing foreign stands behind them. A block whose
+// source is itself, from token 0 on, is truncated in place.
 #pragma once
 
 #include <cstdint>

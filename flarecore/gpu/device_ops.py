@@ -28,7 +28,7 @@ class BlockCopy(NamedTuple):
     """Tokens [first, first + num_tokens) of two blocks laid end to end, into the start of another.
 
     What is behind them in `destination` becomes zero. `following` does not matter where `source`
-    holds them all.
+    holds them all. With `source` as `destination` and `first` 0 a block is truncated in place.
     """
 
     source: int
@@ -46,7 +46,7 @@ class DeviceOps(Protocol):
     def copy_blocks(self, caches: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
         """Copies in all layers: `caches` is (layers, 2, blocks, heads, block tokens, head_dim).
 
-        Destinations are distinct and no copy's source.
+        Destinations are distinct, and nobody's source but that of their own truncation.
         """
         ...
 
