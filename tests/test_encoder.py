@@ -87,6 +87,17 @@ def test_half_surrogates_are_replaced(encoder):
     assert np.array_equal(*encoder.encode(["a \ud800 b", "a \ufffd b"]))
 
 
+@pytest.mark.parametrize("num_texts", [2, 256, 257, 515])
+def test_text_without_tokens_is_a_zero_row(num_texts, encoder, monkeypatch):
+    # As of a tokenizer that adds no [CLS].
+    token_ids = encoder._token_ids
+    monkeypatch.setattr(encoder, "_token_ids", lambda text: token_ids(text) if text else [])
+    texts = ["" if i % 4 == 1 else f"w{i % 3}" for i in range(num_texts)]
+    known = {text: encoder.encode([text])[0] for text in set(texts)}
+    assert not known[""].any() and known["w0"].any()
+    assert np.array_equal(encoder.encode(texts), [known[text] for text in texts])
+
+
 def test_calls_from_several_threads(encoder, vectors):
     results = {}
 

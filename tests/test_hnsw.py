@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -331,6 +332,17 @@ def test_check_results():
     ]:
         with pytest.raises(RetrievalError, match=message):
             check_results(results, 2, 1)
+
+
+def test_another_score_keeps_everything_else():
+    @dataclass(frozen=True)
+    class Numbered(Passage):
+        page: int = 0
+
+    for passage in (Passage("a", "x", "t", 0.5, {"y": [1]}), Numbered("a", "x", page=7)):
+        scored = passage.with_score(0.25)
+        assert type(scored) is type(passage) and scored.metadata is passage.metadata
+        assert vars(scored) == {**vars(passage), "score": 0.25}
 
 
 def test_passage_json_round_trip():

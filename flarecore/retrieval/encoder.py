@@ -143,21 +143,30 @@ class SentenceEncoder:
             if not isinstance(text, str):
                 raise ConfigError(
                     f"encode: text {position} must be a string, got {type(text).__name__}")
-        vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
+        if len(texts) <= _BATCH_TEXTS:
+            return self._encode_batch(texts[:_BATCH_TEXTS])
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         for begin in range(0, len(texts), _BATCH_TEXTS):
-            ids = [self._token_ids(t) for t in texts[begin : begin + _BATCH_TEXTS]]
-            # A tokenizer without [CLS] leaves "" empty.
-            rows = [begin + i for i, text_ids in enumerate(ids) if text_ids]
-            flat = np.array(list(chain.from_iterable(ids)), dtype=np.int32)
-            lengths = np.array([len(text_ids) for text_ids in ids if text_ids], dtype=np.int64)
-            vectors[rows] = self._native.encode(flat, lengths)
+            batch = texts[begin : begin + _BATCH_TEXTS]
+            vectors[begin : begin + len(batch)] = self._encode_batch(batch)
+        return vectors
+
+    def _encode_batch(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """(len(texts), dim) float32, with one call of the native encoder."""
+        ids = [self._token_ids(text) for text in texts]
+        flat = np.array(list(chain.from_iterable(ids)), dtype=np.int32)
+        lengths = np.array([len(text_ids) for text_ids in ids if text_ids], dtype=np.int64)
+        found: npt.NDArray[np.float32] = self._native.encode(flat, lengths)
+        if len(found) == len(texts):
+            return found
+        # A tokenizer without [CLS] leaves "" empty: its vector is zero.
+        vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
+        vectors[[bool(text_ids) for text_ids in ids]] = found
         return vectors
 
     def _token_ids(self, text: str) -> list[int]:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if not text.isascii():  # which cannot hold half a surrogate pair
+            text = _without_surrogates(text)
         # One by one: a short text is done before a pool of threads would have woken up.
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
@@ -165,6 +174,15 @@ class SentenceEncoder:
     def __repr__(self) -> str:
         quantize = f", quantize={self.quantize!r}" if self.quantize else ""
         return f"SentenceEncoder({self.name!r}, dim={self.dim}, threads={self.threads}{quantize})"
+
+
+def _without_surrogates(text: str) -> str:
+    """The text with its surrogate pairs joined and what is left of them as U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _load_tokenizer(files: EncoderFiles) -> Tokenizer:

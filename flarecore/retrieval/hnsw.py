@@ -209,7 +209,7 @@ class HnswRetriever(StoredRetriever):
         vectors = embed(self._parts.encoder, texts, self._parts.options.batch_size)
         with self._lock.read():
             found = self._rank(vectors, int(k), store.allowed(compiled))
-            return [store.results(rows, scores) for rows, scores in found]
+            return [store.results(rows, scores.tolist()) for rows, scores in found]
 
     def _rank(
         self, queries: FloatArray, k: int, allowed: IndexArray | None
@@ -224,32 +224,33 @@ class HnswRetriever(StoredRetriever):
         use_exact = (num_allowed < self._parts.exact_below or num_allowed <= 4 * num_candidates
                      or num_allowed < _EXACT_FRACTION * num_rows)
         graph, near = self._parts.graph, None
-        if graph is not None and graph.num_rows >= num_candidates and not use_exact:
+        num_in_graph = 0 if graph is None else graph.num_rows
+        if graph is not None and num_in_graph >= num_candidates and not use_exact:
             near = graph.query(queries, num_candidates)
         if near is None:
             self._count(num_exact=len(queries))
             return exact_top_k(table, queries, k, allowed)
-        return [self._choose(query, rows, k, allowed)
+        tail = None
+        if num_in_graph < num_rows:
+            tail = (np.arange(num_in_graph, num_rows, dtype=np.int64) if allowed is None
+                    else allowed[np.searchsorted(allowed, num_in_graph):])
+        return [self._choose(query, rows, tail, k, allowed)
                 for query, rows in zip(queries, near, strict=True)]
 
     def _choose(
-        self, query: FloatArray, near: IndexArray, k: int, allowed: IndexArray | None
+        self, query: FloatArray, near: IndexArray, tail: IndexArray | None, k: int,
+        allowed: IndexArray | None
     ) -> RankedRows:
-        """The best of what the graph found and of the rows it does not hold yet."""
-        assert self._parts.graph is not None
-        table, num_in_graph = self._parts.store.vectors, self._parts.graph.num_rows
-        if allowed is None:
-            tail = np.arange(num_in_graph, len(table), dtype=np.int64)
-        else:
+        """The best of what the graph found and of `tail`, the rows it does not hold yet."""
+        table = self._parts.store.vectors
+        if allowed is not None:
             near = near[np.isin(near, allowed, assume_unique=True)]
-            tail = allowed[np.searchsorted(allowed, num_in_graph):]
         if len(near) < k:
             self._count(num_exact=1)
             return exact_top_k(table, query[None], k, allowed)[0]
         self._count(num_graph=1)
-        if len(tail):
-            best_of_tail = exact_top_k(table, query[None], k, tail)[0][0]
-            near = np.concatenate([near, best_of_tail])
+        if tail is not None and len(tail):
+            near = np.concatenate([near, exact_top_k(table, query[None], k, tail)[0][0]])
         return rank_candidates(table, query, near, k)
 
     def _count(self, num_graph: int = 0, num_exact: int = 0) -> None:

@@ -55,6 +55,9 @@ class Passage:
 
     def with_score(self, score: float) -> Passage:
         """The same passage with another score."""
+        if type(self) is Passage:
+            # What replace would do after looking through the fields; every result is made here.
+            return Passage(self.id, self.text, self.title, score, self.metadata)
         return replace(self, score=score)
 
     def to_json(self) -> dict[str, Any]:

@@ -76,13 +76,15 @@ def embed(
         The encoder raised (the cause is chained), or returned another shape or values that are
         not finite.
     """
-    parts = [np.zeros((0, encoder.dim), dtype=np.float32)]
+    parts: list[FloatArray] = []
     for begin in range(0, len(texts), batch_size):
         batch = texts[begin : begin + batch_size]
         parts.append(normalized(_encode(encoder, batch)))
         if progress is not None:
             progress("embed", begin + len(batch), len(texts))
-    return np.concatenate(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([np.zeros((0, encoder.dim), dtype=np.float32), *parts])
 
 
 def _encode(encoder: TextEncoder, batch: list[str]) -> FloatArray:
