@@ -86,11 +86,12 @@ void Decoder::plan(Span<const ForwardSegment> segments) {
                            segments[s].position(place)});
     }
   }
+  ws_->has_tiles = layout_.float16 && kernels().attention_scratch_bytes > 0;
   ws_->resize(config_, can_fuse_rows_, can_fuse_blocks_);
   ws_->plan_attention(config_, segments);
-  // Float32 blocks and contexts of one split need none; the rows that are kept later need no more.
-  const auto is_beyond_first = [](const Workspace::Row& row) { return split_of(row.place) > 0; };
-  if (layout_.float16 && std::any_of(ws_->rows.begin(), ws_->rows.end(), is_beyond_first)) {
+  // Short contexts need none; the rows that are kept later need no more.
+  const auto takes_tiles = [&](const Workspace::Row& row) { return ws_->near_block(row.place) > 0; };
+  if (ws_->has_tiles && std::any_of(ws_->rows.begin(), ws_->rows.end(), takes_tiles)) {
     const size_t size_bytes = static_cast<size_t>(kernels().attention_scratch_bytes);
     ws_->attention_scratch.grow(size_t(threads_->num_threads()) * size_bytes);
   }

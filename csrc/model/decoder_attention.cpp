@@ -134,12 +134,10 @@ Decoder::VisibleRange Decoder::visible(const AttentionTile& tile, int window,
   return {first_position - segment.num_head, segment.passages[tile.passage]->num_tokens()};
 }
 
-// Whether the tile's split of the sequence lies before the one that its rows are in. Many rows gain
-// by tile products what single ones lose by them, so contexts of one split and passages, which
-// single rows read mostly, go without.
+// Whether the tile's blocks of the sequence lie before what its rows attend to without tiles.
 bool Decoder::is_before(const AttentionTile& tile) const {
   return tile.passage == kOwnBlocks &&
-         tile.block_begin / kSplitBlocks < split_of(ws_->rows[tile.row_begin].place);
+         tile.block_end <= ws_->near_block(ws_->rows[tile.row_begin].place);
 }
 
 void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan& plan,
@@ -182,8 +180,8 @@ void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan
   args.head_dim = config_.head_dim;
   args.scale = config_.attention_scale;
   args.kv_float16 = layout_.float16;
-  args.in_tiles = is_before(tile);
-  if (args.in_tiles && args.kv_float16) {
+  args.in_tiles = ws_->has_tiles && is_before(tile);
+  if (args.in_tiles) {
     args.scratch = ws_->attention_scratch.data() + thread * kernels().attention_scratch_bytes;
   }
   args.k_blocks = k_blocks;

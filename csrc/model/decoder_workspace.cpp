@@ -49,10 +49,10 @@ void Decoder::Workspace::plan_attention(const DecoderConfig& config,
                                         Span<const ForwardSegment> segments) {
   // A task may read what it stores itself, not what another one stores in the same run: so all rows
   // of a segment have to share their tiles.
-  prepares_in_tasks = std::all_of(segments.begin(), segments.end(), [](const auto& segment) {
+  prepares_in_tasks = std::all_of(segments.begin(), segments.end(), [this](const auto& segment) {
     const int num_rows = static_cast<int>(segment.tokens.size()), begin = segment.place_begin;
     return num_rows == 0 || (num_rows <= kMaxAttentionRows &&
-                             split_of(begin) == split_of(begin + num_rows - 1));
+                             near_block(begin) == near_block(begin + num_rows - 1));
   });
   if (prepares_in_tasks) prepared_passes.fetch_add(1, std::memory_order_relaxed);
   plans.clear();
@@ -80,28 +80,37 @@ void Decoder::Workspace::plan_tiles(AttentionPlan* plan, Span<const ForwardSegme
   plan->end_tile.assign(total, 0);
   for (int row = 0, end = 0; row < total; row = end) {
     while (end < total && end - row < kMaxAttentionRows && rows[end].segment == rows[row].segment &&
-           split_of(rows[end].place) == split_of(rows[row].place)) {
+           near_block(rows[end].place) == near_block(rows[row].place)) {
       ++end;
     }
     const ForwardSegment& segment = segments[rows[row].segment];
     const int first = static_cast<int>(plan->tiles.size());
     const int first_position = plan->window == 0 ? 0 : rows[row].position + 1 - plan->window;
+    const auto add = [&](int passage, int block_begin, int block_end) {
+      plan->tiles.push_back({rows[row].segment, row, end - row, passage, block_begin, block_end,
+                             plan->num_rows()});
+    };
     // Splits that no row sees are left out; the others begin where they always begin.
-    const auto add_splits = [&](int passage, int first_token, int num_blocks) {
+    const auto add_splits = [&](int passage, int first_token, int num_blocks, int cut) {
       const int first_split = split_of(first_token) * kSplitBlocks;
       for (int block = first_split; block < num_blocks; block += kSplitBlocks) {
-        plan->tiles.push_back({rows[row].segment, row, end - row, passage, block,
-                               std::min(block + kSplitBlocks, num_blocks), plan->num_rows()});
+        const int block_end = std::min(block + kSplitBlocks, num_blocks);
+        if (block < cut && cut < block_end) {
+          add(passage, block, cut);
+          add(passage, cut, block_end);
+        } else {
+          add(passage, block, block_end);
+        }
       }
     };
     if (rows[end - 1].place >= segment.sees_from) {
       for (size_t i = 0; i < segment.passages.size(); ++i) {
         add_splits(static_cast<int>(i), std::max(0, first_position - segment.num_head),
-                   segment.passages[i]->num_blocks());
+                   segment.passages[i]->num_blocks(), 0);
       }
     }
     add_splits(kOwnBlocks, segment.first_place(first_position),
-               rows[end - 1].place / kBlockTokens + 1);
+               rows[end - 1].place / kBlockTokens + 1, near_block(rows[row].place));
     std::fill(plan->first_tile.begin() + row, plan->first_tile.begin() + end, first);
     std::fill(plan->end_tile.begin() + row, plan->end_tile.begin() + end,
               static_cast<int>(plan->tiles.size()));

@@ -13,10 +13,14 @@ constexpr int kSplitBlocks = 16;
 // The split of a passage's or sequence's token.
 constexpr int split_of(int token) { return token / (kSplitBlocks * kBlockTokens); }
 
+// A row's own split is cut once more where tile products are taken: at the last multiple of this many
+// blocks before the row.
+constexpr int kNearBlocks = 4;
+
 constexpr int kOwnBlocks = -1;
 
-// Up to kMaxAttentionRows rows of one segment, whose places lie in one split, against one split of
-// the context.
+// Up to kMaxAttentionRows rows of one segment with the same near_block(), against one split of the
+// context or a part of their own.
 struct Decoder::AttentionTile {
   int segment;
   int row_begin, num_rows;      // rows of the forward
@@ -79,6 +83,7 @@ struct Decoder::Workspace {
   ActivationRows input;                    // input of the next product
   ActivationRows gated;                    // (rows, ffn) input of the last one, if fused
   bool adds_later = true;                  // attention's output waits in delta
+  bool has_tiles = false;                  // attention over float16 blocks by tile products
   bool prepares_in_tasks = false;          // attention's tasks rotate and store before they attend
   bool fused = false;                      // of this pass: gate and up are never in memory
   std::vector<float> task_query;           // as partial_out, if prepares_in_tasks
@@ -98,6 +103,14 @@ struct Decoder::Workspace {
   LogitsRow logits_row(const DecoderConfig& config, size_t i) const {
     const size_t vocab = config.vocab_size, runs = num_logit_runs(config.vocab_size);
     return {{logits.data() + i * vocab, vocab}, {stats.data() + i * runs, runs}};
+  }
+
+  // The first block of a row's sequence that it attends to without tiles. Many rows gain by tile
+  // products what single ones lose by them, so contexts of few tokens and passages, which single rows
+  // read mostly, go without.
+  int near_block(int place) const {
+    const int step = has_tiles ? kNearBlocks : kSplitBlocks;
+    return place / kBlockTokens / step * step;
   }
 
   // Where the results of one KV head of a tile begin, by rows and heads of the group.
