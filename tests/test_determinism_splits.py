@@ -2,6 +2,7 @@
 
 import pytest
 from helpers import TinyLlama, open_engine, random_ids, result_bits
+from helpers_gemma import TinyGemma, tiny_gemma_path
 from test_determinism import COMPUTES, GREEDY, SAMPLED, SPEC, run
 
 from flarecore import _C
@@ -9,7 +10,7 @@ from flarecore import _C
 
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_few_rows_are_rotated_and_stored_by_the_tasks_of_attention(compute):
-    """Up to 32 rows of a sequence that lie in one split of 512 tokens; others before it."""
+    """Up to 32 rows of a sequence in one split of 512 tokens, or, with tiles, in 128 of them."""
     prompt, results = random_ids(681, 333, seed=6), []
     for max_batch_tokens in (1, 10, 20, 34):  # each feeds the 680 rows in whole steps
         engine = open_engine(SPEC, compute=compute, max_batch_tokens=max_batch_tokens)
@@ -17,8 +18,9 @@ def test_few_rows_are_rotated_and_stored_by_the_tasks_of_attention(compute):
         sequence = engine.sequence(prompt)
         num_prepared = _C.testing.num_prepared_passes() - before
         ends = [(begin, begin + max_batch_tokens - 1) for begin in range(0, 680, max_batch_tokens)]
-        in_one_split = sum(begin // 512 == last // 512 for begin, last in ends)
-        assert num_prepared == (in_one_split if max_batch_tokens <= 32 else 0)
+        step = 128 if _C.cpu_isa() == "amx" and compute == "int8" else 512
+        in_one_step = sum(begin // step == last // step for begin, last in ends)
+        assert num_prepared == (in_one_step if max_batch_tokens <= 32 else 0)
         results.append(run(sequence, GREEDY))
         engine.close()
     assert all(result == results[0] for result in results)
@@ -32,11 +34,15 @@ LONG_SPECS = {
     "head 128, 1 a group": TinyLlama(
         tensor_type="Q4_0", num_heads=2, num_kv_heads=2, hidden_size=256, ffn_size=96,
         context_length=1024, vocab_size=333),
+    "a window of 70": tiny_gemma_path(TinyGemma(
+        context_length=1024, vocab_size=333, window=70, tensor_types=("Q8_0", "Q4_0", "Q8_0"))),
+    "a window of 300": tiny_gemma_path(TinyGemma(
+        context_length=1024, vocab_size=333, window=300, tensor_types=("Q8_0", "Q4_0", "Q8_0"))),
 }
 
 
 def num_tile_attentions() -> int:
-    counter = getattr(_C.testing, "num_amx_attentions", None)  # not on every processor
+    counter = getattr(_C.testing, "num_amx_bands", None)  # not on every processor
     return counter(in_units=True) + counter(in_units=False) if counter else 0
 
 
@@ -60,7 +66,7 @@ def test_earlier_splits_in_tiles_give_the_same_bits_in_any_chunks(spec):
         assert num_tile_attentions() > before
 
 
-@pytest.mark.parametrize("num_tokens", [500, 511, 512, 1000])
+@pytest.mark.parametrize("num_tokens", [120, 127, 128, 250, 500, 511, 512, 1000])
 def test_proposals_across_the_end_of_a_split(num_tokens):
     prompt = random_ids(num_tokens, 333, seed=10)
     engine = open_engine(LONG_SPECS["head 24, 8 a group"], compute="int8")

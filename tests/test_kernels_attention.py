@@ -128,9 +128,9 @@ def test_attention_rows_are_bit_identical_alone(way, dtype):
 
 
 def num_fast(way: str) -> int:
-    """Blocks converted for many rows, or calls that worked on several tiles."""
+    """Blocks converted for many rows, or bands of several tiles."""
     if way == TILES:
-        return testing.num_amx_attentions(in_units=False)
+        return testing.num_amx_bands(in_units=False)
     return testing.num_converted_blocks()
 
 
@@ -151,17 +151,42 @@ def test_many_attention_rows_have_the_bits_of_one(way):
                                case.scale)
                 for a, b in zip(alone, together, strict=True):
                     assert np.array_equal(a[0, 0], b[row, head])
-    assert num_fast(way) - before >= 4, "no block was converted"
+    assert num_fast(way) - before >= 4, "many rows went the way of few"
 
 
-@pytest.mark.parametrize(("rows", "in_units"), [(1, True), (5, True), (6, False), (32, False)])
-def test_up_to_16_pairs_become_tiles_in_units(rows, in_units):
+@pytest.mark.parametrize(("rows", "heads", "bands"), [
+    (1, 3, (0, 1)), (4, 4, (0, 1)), (16, 1, (0, 1)), (17, 1, (1, 0)), (32, 4, (1, 0)),
+    (17, 8, (1, 1)), (32, 8, (2, 0))])
+def test_up_to_16_pairs_become_tiles_in_units(rows, heads, bands):
+    """Bands of several tiles, and of one: of 128 pairs, or what is left of them."""
     require_isa("amx")
-    case = AttentionCase(rows, 3, 64, 5, np.float16)
-    before = [testing.num_amx_attentions(in_units=way) for way in (False, True)]
-    case.run(TILES, np.zeros(rows, np.int32), np.full(rows, 150, np.int32))
-    after = [testing.num_amx_attentions(in_units=way) for way in (False, True)]
-    assert (after[in_units] > before[in_units]) and after[not in_units] == before[not in_units]
+    case = AttentionCase(rows, heads, 64, 5, np.float16)
+    first, end = np.zeros(rows, np.int32), np.full(rows, 150, np.int32)
+    before = [testing.num_amx_bands(in_units=way) for way in (False, True)]
+    together = case.run(TILES, first, end)
+    after = [testing.num_amx_bands(in_units=way) for way in (False, True)]
+    assert tuple(b - a for a, b in zip(before, after, strict=True)) == bands
+    last = case.run(TILES, first, end, rows=slice(rows - 1, rows))
+    for a, b in zip(last, together, strict=True):
+        assert np.array_equal(a[0], b[rows - 1])
+
+
+@pytest.mark.parametrize("token", [0, 15, 16, 31, 40, 62, 63])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_key_that_is_no_number_shows(way, token, value):
+    """In every lane and block; rows that do not see it are as they were."""
+    case = AttentionCase(3, 3, 64, 2, np.float16)
+    first, end = np.array([0, token + 1, 0], np.int32), np.array([64, 64, token], np.int32)
+    case.k[1, :, 27:], case.v[1, 27:] = 0.5, 0.5
+    if token == 63:
+        first[1] = 62
+        end[1] = 63
+    clean = case.run(way, first, end)
+    case.k[token // 32, :, token % 32] = value
+    found = case.run(way, first, end)
+    assert np.isnan(found[2][0]).all() or np.isnan(found[0][0]).all()
+    for a, b in zip(found, clean, strict=True):
+        assert np.array_equal(a[1:], b[1:])
 
 
 def test_one_attention_row_converts_nothing(way):

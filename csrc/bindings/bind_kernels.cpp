@@ -171,7 +171,7 @@ void bind_elementwise(py::module_& t) {
   t.def("gelu_erf", &gelu_erf);
 #ifdef FLARECORE_X86
   t.def("num_amx_products", &num_amx_products);
-  t.def("num_amx_attentions", &num_amx_attentions, py::arg("in_units"));
+  t.def("num_amx_bands", &num_amx_bands, py::arg("in_units"));
 #endif
   t.def("add", &add);
   t.def("to_float16", &to_float16);

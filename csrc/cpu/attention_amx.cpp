@@ -1,8 +1,9 @@
 // Attention over float16 KV blocks on the AMX unit, flash style.
 //
 // Every pair of a query row and a head sees the same operations in the same order whatever pairs go
-// along, one row or many: chunks of kChunkBlocks blocks in ascending order, products as TileProduct
-// says, the vector work lane by lane. What a pair does not see enters as exact zeros.
+// along, one row or many: chunks of kChunkBlocks blocks in ascending order, steps of 32 numbers as
+// multiply_cols() says, the vector work lane by lane. What a pair does not see enters as exact
+// zeros.
 #include "cpu/kernel_tables.h"
 
 #ifdef __AMX_BF16__
@@ -11,12 +12,13 @@
 
 #include "cpu/math.inc"
 
+#include "cpu/attention_convert_amx.h"
 #include "cpu/attention_softmax_amx.h"
 
 namespace flarecore {
 namespace {
 
-int64_t num_attentions[2] = {};  // in units, in bands of several tiles
+int64_t num_bands[2] = {};  // of several tiles, in units
 
 // The chunks of a band of several tiles: K and V become tiles once for all of them; scores and
 // values of one chunk go along with the vector work of it and the next.
@@ -108,7 +110,13 @@ class UnitRun {
   }
 
  private:
-  // Tiles of two columns, and what they are multiplied with: sums `sum` and, of two, the next one.
+  static constexpr int kUnitCols = 2;
+  static constexpr int kRingUnits = 2;
+  static_assert(kUnitCols == kBlockCols && 2 * kUnitCols == kMaxSums, "a unit has half the sums");
+  static_assert(kRingUnits <= kMaxDimSteps, "the ring lies in what a chunk's keys have");
+
+  // Up to kUnitCols tiles of K or V, the queries or numerators that they are multiplied with, and
+  // the sum of the first one; the next sum is the second one's.
   struct Unit {
     const SplitTile* left;
     const SplitTile* right;
@@ -117,10 +125,12 @@ class UnitRun {
 
   SplitTile* next_tiles() { return ring_.keys[num_units_ % kRingUnits]; }
 
-  // Multiplies the unit before this one, whose tiles have come to L1 meanwhile.
+  // Multiplies the unit before this one: what was written of it has left the store buffer
+  // meanwhile.
   void push(const Unit& unit) {
     finish_writes(this);
     multiply(waiting_);
+    finish_writes(this);  // its place in the ring may be written again
     waiting_ = unit;
     ++num_units_;
   }
@@ -133,10 +143,17 @@ class UnitRun {
     if (unit.num_cols == 0) return;
     _tile_loadd(4, unit.left->low, 64);
     _tile_loadd(5, unit.left->high, 64);
-    if (unit.num_cols == 1) {
-      unit.sum == 0 ? multiply_cols<0, 1>(unit.right) : multiply_cols<2, 1>(unit.right);
+    const auto multiply_from = [&](auto first) __attribute__((always_inline)) {
+      if (unit.num_cols == 1) {
+        multiply_cols<first, 1>(unit.right);
+      } else {
+        multiply_cols<first, kUnitCols>(unit.right);
+      }
+    };
+    if (unit.sum == 0) {
+      multiply_from(Index<0>{});
     } else {
-      unit.sum == 0 ? multiply_cols<0, 2>(unit.right) : multiply_cols<2, 2>(unit.right);
+      multiply_from(Index<kUnitCols>{});
     }
   }
 
@@ -180,8 +197,6 @@ class UnitRun {
     finish_writes(this);
   }
 
-  static constexpr int kUnitCols = 2;
-  static constexpr int kRingUnits = 2;
   Chunk chunk_;
   PairBand* band_;
   NoTileWork nothing_;
@@ -212,8 +227,8 @@ void end_band(const PairBand& band) {
 
 int64_t attention_amx_scratch_bytes() { return sizeof(Scratch); }
 
-int64_t num_amx_attentions(bool in_units) {
-  return __atomic_load_n(&num_attentions[in_units ? 0 : 1], __ATOMIC_RELAXED);
+int64_t num_amx_bands(bool in_units) {
+  return __atomic_load_n(&num_bands[in_units], __ATOMIC_RELAXED);
 }
 
 void attention_amx(const AttentionArgs& args) {
@@ -224,7 +239,7 @@ void attention_amx(const AttentionArgs& args) {
     begin_band(args, first, num_pairs, &band);
     const TileUse use(band.count < kTileRows ? band.count : kTileRows);
     const bool in_units = band.num_tiles() == 1;
-    __atomic_fetch_add(&num_attentions[in_units ? 0 : 1], 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&num_bands[in_units], 1, __ATOMIC_RELAXED);
     if (in_units) {
       UnitRun(&band, &scratch->tiles).run();
     } else {

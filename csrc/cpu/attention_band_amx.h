@@ -1,4 +1,4 @@
-// What attention on the AMX unit works on: a band of pairs, chunks of K and V.
+// What attention on the AMX unit works on: a band of pairs, chunks of K and V. After math.inc.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -104,7 +104,9 @@ class Chunk {
   int num_blocks_ = 0;
 };
 
-// K and V of a chunk.
+constexpr int kRowsPerPart = 4;  // of vector work while a part of the tile work goes along
+
+// K and V of a chunk, or the units that a band of one tile is working on.
 struct ChunkTiles {
   SplitTile keys[kMaxDimSteps][kMaxSums];          // [dim step][token column]
   SplitTile values[kChunkBlocks * kMaxDimCols];  // [block][dim column], as many as the head has

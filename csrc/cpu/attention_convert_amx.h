@@ -7,12 +7,9 @@
 namespace flarecore {
 namespace {
 
-constexpr int kRowsPerPart = 4;  // of tiles converted while a part of the tile work goes along
-
-// Numbers of 32 columns that the rows of a part come from: so many are asked for meanwhile, in one
+// Numbers of a column that the rows of a part come from: so many are asked for meanwhile, in one
 // piece, which comes sooner than the lines at the places that are read.
-constexpr int kPartNumbers = 2 * kRowsPerPart * kTileDepth;
-constexpr int kPartBytes = kPartNumbers * static_cast<int>(sizeof(uint16_t));
+constexpr int kPartDepth = 2 * kRowsPerPart;
 
 // One step of K: rows of `tiles` from 32 dimensions at k, `count` of them if not Whole. Work is
 // what goes along: TileWork or NoTileWork.
@@ -27,8 +24,8 @@ FLARECORE_INLINE void convert_key_step(const uint16_t* k, const uint16_t* next, 
   };
   for (int row = 0; row < kTileRows; row += kRowsPerPart) {
     work->advance();
-    if (is_there(2 * row + 2 * kRowsPerPart - 1)) fetch_lines<kPartBytes>(next);
-    next += kPartNumbers;
+    if (is_there(2 * row)) fetch_lines<kPartDepth * kBlockTokens * sizeof(uint16_t)>(next);
+    next += kPartDepth * kBlockTokens;
     unrolled<kRowsPerPart>([&](auto i) __attribute__((always_inline)) {
       const int dim = row + i, other = dim + kHalfDepth;
       unrolled<kBlockCols>([&](auto col) __attribute__((always_inline)) {
@@ -53,17 +50,17 @@ inline void convert_keys(const uint16_t* k, const uint16_t* next, int head_dim, 
   }
 }
 
-// A row of one tile from `count` numbers of V (32, head_dim) at v. What is no finite number becomes
+// A row of one tile from `count` numbers of V (32, stride) at v. What is no finite number becomes
 // 0 if asked.
 template <bool Whole, bool OnlyFinite>
-FLARECORE_INLINE Mask convert_value_row(const uint16_t* v, int64_t head_dim, int count,
+FLARECORE_INLINE Mask convert_value_row(const uint16_t* v, int64_t stride, int count,
                                         uint16_t* high, uint16_t* low) {
   const auto number = [&](const uint16_t* p) __attribute__((always_inline)) {
     const Vec x = Whole ? load_half(p) : load_half_first(p, count);
     if (!OnlyFinite) return x;
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, sub(x, x), _CMP_ORD_Q), x);
   };
-  return split_column_row(number(v), number(v + kHalfDepth * head_dim), high, low);
+  return split_column_row(number(v), number(v + kHalfDepth * stride), high, low);
 }
 
 template <bool OnlyFinite, typename Work>
@@ -73,9 +70,9 @@ FLARECORE_INLINE bool convert_value_rows(const uint16_t* v, const uint16_t* next
   for (int row = 0; row < kTileRows; ++row, v += stride) {
     if (row % kRowsPerPart == 0) {
       work->advance();
-      for (int dim = 0; dim + kTileDepth <= num_dims; dim += kTileDepth, next += kPartNumbers) {
-        fetch_lines<kPartBytes>(next);
-      }
+      constexpr int kLineNumbers = 64 / sizeof(uint16_t);
+      for (int i = 0; i < kPartDepth * num_dims; i += kLineNumbers) fetch_lines<64>(next + i);
+      next += kPartDepth * num_dims;
     }
     SplitTile* tile = tiles;
     int dim = 0;
@@ -95,8 +92,8 @@ FLARECORE_INLINE bool convert_value_rows(const uint16_t* v, const uint16_t* next
 
 // num_dims columns of V (32, head_dim) of a block become right tiles, one for each 16, and as many
 // numbers at `next` are asked for. What is no finite number becomes 0: a token that nobody sees may
-// hold anything and is multiplied by 0, and NaN of one that some rows see must not reach the others.
-// Those rows have it from the token's key.
+// hold anything and is multiplied by 0, and NaN of one that some rows see must not reach the
+// others. Those rows have it from the token's key.
 template <typename Work>
 inline void convert_values(const uint16_t* v, const uint16_t* next, int head_dim, int num_dims,
                            SplitTile* tiles, Work* work) {

@@ -1,7 +1,7 @@
 // The softmax of attention on the AMX unit. After math.inc.
 #pragma once
 
-#include "cpu/attention_convert_amx.h"
+#include "cpu/attention_band_amx.h"
 
 namespace flarecore {
 namespace {
@@ -21,7 +21,8 @@ FLARECORE_INLINE Vec exp2_vec(Vec x) {
 
 constexpr int kScoreVecs = kChunkTokens / kLanes;
 
-// What a pair does not see becomes -inf; returns the largest score, lane by lane.
+// What a pair does not see becomes -inf; returns the largest score, lane by lane. NaN is no largest
+// one, as it would hide the others: it comes out of the numerators.
 FLARECORE_INLINE Vec hide_scores(float* scores, int begin, int end) {
   Vec largest = set1(kMinusInfinity);
   for (int i = 0; i < kScoreVecs; ++i) {
@@ -30,7 +31,7 @@ FLARECORE_INLINE Vec hide_scores(float* scores, int begin, int end) {
       s = select(lanes_between(begin - i * kLanes, end - i * kLanes), s, set1(kMinusInfinity));
       store(scores + i * kLanes, s);
     }
-    largest = max(largest, s);
+    largest = max(s, largest);  // `largest` where s is NaN
   }
   return largest;
 }

@@ -13,9 +13,10 @@ const KernelTable* kernel_table_amx();  // null where the compiler lacks the lev
 // The AMX level's attention over float16 blocks.
 void attention_amx(const AttentionArgs& args);
 int64_t attention_amx_scratch_bytes();
-// Calls so far that worked on tiles, bands of attention in units or of several tiles; for tests.
+// For tests: products by tiles so far, and bands of pairs that attention worked on, in units of one
+// tile or as several tiles.
 int64_t num_amx_products();
-int64_t num_amx_attentions(bool in_units);
+int64_t num_amx_bands(bool in_units);
 #endif
 
 }  // namespace flarecore

@@ -147,7 +147,7 @@ namespace flarecore {
 
 const KernelTable* kernel_table_amx() { return nullptr; }
 int64_t num_amx_products() { return 0; }
-int64_t num_amx_attentions(bool) { return 0; }
+int64_t num_amx_bands(bool) { return 0; }
 
 }  // namespace flarecore
 

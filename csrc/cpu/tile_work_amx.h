@@ -1,8 +1,6 @@
 // Tile products that go along with vector work: the AMX unit multiplies while the vector unit
 // converts and exponentiates, if the instructions of both lie near each other.
 #pragma once
-#define NPUSH 8
-#define NSOFT 16
 
 #include "cpu/split_tiles_amx.h"
 
@@ -19,10 +17,8 @@ struct TileSums {
   bool adds;           // to what out holds
 };
 
-// sums (+)= the sum over steps of left[s] * right[s * right_stride + n]. One order for each
-// element: steps in ascending order, in each low * high, high * high, high * low; the unit adds up
-// what is in a tile in a fixed order for each element, whatever the others hold (Intel SDM,
-// TDPBF16PS).
+// sums (+)= the sum over steps, in ascending order, of left[s] * right[s * right_stride + n], each
+// as multiply_cols() says.
 struct TileProduct {
   const SplitTile* left;
   const SplitTile* right;
@@ -92,24 +88,27 @@ FLARECORE_INLINE void end_all(const TileSums& sums) {
   unrolled<N>([&](auto n) __attribute__((always_inline)) { end_sum<n>(sums); });
 }
 
-inline void begin_sums(const TileSums& sums) {
-  switch (sums.num_cols) {
-    case 1: return begin_all<1>(sums);
-    case 2: return begin_all<2>(sums);
-    case 3: return begin_all<3>(sums);
-    default: return begin_all<4>(sums);
-  }
-}
-inline void end_sums(const TileSums& sums) {
-  switch (sums.num_cols) {
-    case 1: return end_all<1>(sums);
-    case 2: return end_all<2>(sums);
-    case 3: return end_all<3>(sums);
-    default: return end_all<4>(sums);
+// body(Index<num_cols>{}): the tile instructions want the number of columns as a literal too.
+template <typename Body>
+FLARECORE_INLINE void with_cols(int num_cols, Body&& body) {
+  switch (num_cols) {
+    case 1: return body(Index<1>{});
+    case 2: return body(Index<2>{});
+    case 3: return body(Index<3>{});
+    default: return body(Index<kMaxSums>{});
   }
 }
 
-// Sums First, ... First + N - 1 += left tiles 4 (low) and 5 (high) * right tiles.
+inline void begin_sums(const TileSums& sums) {
+  with_cols(sums.num_cols, [&](auto n) __attribute__((always_inline)) { begin_all<n>(sums); });
+}
+inline void end_sums(const TileSums& sums) {
+  with_cols(sums.num_cols, [&](auto n) __attribute__((always_inline)) { end_all<n>(sums); });
+}
+
+// Sums First, ... First + N - 1 += left tiles 4 (low) and 5 (high) * right tiles. One order for
+// each element: low * high, high * high, high * low; the unit adds up what is in a tile in a fixed
+// order for each element, whatever the others hold (Intel SDM, TDPBF16PS).
 template <int First, int N>
 FLARECORE_INLINE void multiply_cols(const SplitTile* right) {
   unrolled<N>([&](auto n) __attribute__((always_inline)) {
@@ -123,7 +122,7 @@ FLARECORE_INLINE void multiply_cols(const SplitTile* right) {
   });
 }
 
-// Vector work that no tile product goes along with.
+// In the place of TileWork where no product goes along with vector work.
 struct NoTileWork {
   void advance() {}
 };
@@ -144,12 +143,9 @@ class TileWork {
     if (num_finished_ == num_pushed_) return;
     const TileProduct& product = pending_[num_finished_ % kMaxPending];
     finish_writes(this);
-    switch (product.sums.num_cols) {
-      case 1: advance_product<1>(product); break;
-      case 2: advance_product<2>(product); break;
-      case 3: advance_product<3>(product); break;
-      default: advance_product<4>(product); break;
-    }
+    with_cols(product.sums.num_cols, [&](auto n) __attribute__((always_inline)) {
+      advance_product<n>(product);
+    });
     finish_writes(this);
   }
 

@@ -90,7 +90,7 @@ void Decoder::plan(Span<const ForwardSegment> segments) {
   ws_->resize(config_, can_fuse_rows_, can_fuse_blocks_);
   ws_->plan_attention(config_, segments);
   // Short contexts need none; the rows that are kept later need no more.
-  const auto takes_tiles = [&](const Workspace::Row& row) { return ws_->near_block(row.place) > 0; };
+  const auto takes_tiles = [&](const auto& row) { return ws_->near_block(row.place) > 0; };
   if (ws_->has_tiles && std::any_of(ws_->rows.begin(), ws_->rows.end(), takes_tiles)) {
     const size_t size_bytes = static_cast<size_t>(kernels().attention_scratch_bytes);
     ws_->attention_scratch.grow(size_t(threads_->num_threads()) * size_bytes);

@@ -104,8 +104,8 @@ const uint8_t* Decoder::block_of(const AttentionTile& tile, const ForwardSegment
 // `next` run begins with.
 void Decoder::find_ahead(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
                          int64_t task, int thread, const NextRead& next, AttentionArgs* args) {
-  const int64_t share_end = ThreadPool::share_begin(plan.num_tasks(config_.num_kv_heads), thread + 1,
-                                                    threads_->num_threads());
+  const int64_t share_end = ThreadPool::share_begin(
+      plan.num_tasks(config_.num_kv_heads), thread + 1, threads_->num_threads());
   const int64_t piece = static_cast<int64_t>(layout_.head_size_bytes());
   constexpr int kPieces = 2 * kAttentionBlocksAhead;
   if (task + 1 < share_end) {

@@ -6,15 +6,15 @@
 
 namespace flarecore {
 
-// Context of a row is walked in splits of this many blocks, counted from the start of the passage or
-// of the sequence that they belong to.
+// Context of a row is walked in splits of this many blocks, counted from the start of the passage
+// or of the sequence that they belong to.
 constexpr int kSplitBlocks = 16;
 
 // The split of a passage's or sequence's token.
 constexpr int split_of(int token) { return token / (kSplitBlocks * kBlockTokens); }
 
-// A row's own split is cut once more where tile products are taken: at the last multiple of this many
-// blocks before the row.
+// A row's own split is cut once more where tile products are taken: at the last multiple of this
+// many blocks before the row.
 constexpr int kNearBlocks = 4;
 
 constexpr int kOwnBlocks = -1;
@@ -106,8 +106,8 @@ struct Decoder::Workspace {
   }
 
   // The first block of a row's sequence that it attends to without tiles. Many rows gain by tile
-  // products what single ones lose by them, so contexts of few tokens and passages, which single rows
-  // read mostly, go without.
+  // products what single ones lose by them, so contexts of few tokens and passages, which single
+  // rows read mostly, go without.
   int near_block(int place) const {
     const int step = has_tiles ? kNearBlocks : kSplitBlocks;
     return place / kBlockTokens / step * step;

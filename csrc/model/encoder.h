@@ -55,7 +55,8 @@ class Encoder {
   void attend_head(const Batch& batch, int64_t text, int64_t head, int thread);
   enum class Epilogue { kBias, kBiasGelu };
   void linear(size_t product, const float* x, int64_t num_rows, Epilogue epilogue, float* y);
-  void multiply_float(size_t product, const float* x, int64_t num_rows, Epilogue epilogue, float* y);
+  void multiply_float(size_t product, const float* x, int64_t num_rows, Epilogue epilogue,
+                      float* y);
   void multiply_quantized(size_t product, const float* x, int64_t num_rows, Epilogue epilogue,
                           float* y);
   const NextRead* run_after(size_t product) const;

@@ -58,7 +58,7 @@ class Loader {
       return {PackedMatrix::pack(view, PackMode::kFloat32, kernels().tile, pool_),
               std::move(bias)};
     }
-    const GgmlType type = file_.require(prefix_ + names[0] + ".weight", {num_rows, num_cols}).type();
+    const GgmlType type = tensor(names[0] + ".weight", {num_rows, num_cols}).type();
     const bool fits = num_cols % kGroupSize == 0;
     quantization_.push_back({shown, ggml_type_info(type).name,
                              fits ? quantize_ : Quantize::kNone, {}});

@@ -48,9 +48,9 @@ struct EncoderLayer {
 };
 
 struct EncoderWeights {
-  // Matrices are packed as float32 or, if their rows are a multiple of 32, as `quantize` says. Raises
-  // ModelFileError if a tensor is missing, has another shape or no float type, or holds a value that
-  // cannot be quantised.
+  // Matrices are packed as float32 or, if their rows are a multiple of 32, as `quantize` says.
+  // Raises ModelFileError if a tensor is missing, has another shape or no float type, or holds a
+  // value that cannot be quantised.
   static EncoderWeights load(std::shared_ptr<const SafetensorsFile> file,
                              const EncoderConfig& config, Quantize quantize, ThreadPool* pool);
 

@@ -1,4 +1,5 @@
-// Matrix products of a forward pass: activations prepared once, several matrices in one parallel run.
+// Matrix products of a forward pass: activations prepared once, several matrices in one parallel
+// run.
 #pragma once
 
 #include <algorithm>
@@ -45,8 +46,8 @@ class ActivationRows {
   void quantize(const float* x, int64_t x_stride, int64_t first, int count, int64_t num_cols,
                 std::initializer_list<const PackedMatrix*> readers);
 
-  // The same for the RMS norm of `count` rows of x, (num_cols) floats apart. Where only the codes of
-  // single rows are read, the norm itself is never in memory.
+  // The same for the RMS norm of `count` rows of x, (num_cols) floats apart. Where only the codes
+  // of single rows are read, the norm itself is never in memory.
   void norm_and_quantize(int64_t first, int count, const float* x, const std::vector<float>& norm,
                          float eps, std::initializer_list<const PackedMatrix*> readers);
 
@@ -111,8 +112,8 @@ class TileRun final : public NextRead {
   const uint8_t* address(int64_t tile) const;
   Span<const uint8_t> first_bytes(int thread) const override;
   // What `thread` reads when it is through with the tiles before `end`; null if these lie behind
-  // its share or nothing is known of the `next` run. At the end of its share it will ask for the next one
-  // while it waits.
+  // its share or nothing is known of the `next` run. At the end of its share it will ask for the
+  // next one while it waits.
   const uint8_t* read_after(int64_t end, int thread, const NextRead* next,
                             ThreadPool* threads) const;
 
