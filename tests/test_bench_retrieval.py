@@ -143,3 +143,12 @@ def test_the_aim_is_for_a_whole_corpus(num_passages, graph, milliseconds, met):
             for engine in ("flarecore embedding + HNSW", "flarecore exact search")]
     report = Report("retrieval", "m", "Q4_1", describe_machine(1), rows, (), ())
     assert [aim.is_met for aim in aims([report])] == met
+
+
+def test_the_aims_tell_the_encoders_apart():
+    rows = [Row("retrieval", STATES[0], engine, {"passages": 6119, "graph": 1},
+                Quantiles(0.002, 0.002, 0.002), 7)
+            for engine in ("flarecore embedding + HNSW", "flarecore q8 embedding + HNSW")]
+    found = aims([Report("retrieval", "m", "Q4_1", describe_machine(1), rows, (), ())])
+    assert [("float32" in aim.what, "8-bit weights" in aim.what) for aim in found] == [
+        (True, False), (False, True)]

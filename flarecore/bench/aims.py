@@ -128,7 +128,8 @@ def _retrieval(report: Report) -> Iterator[Aim]:
     for row in _own(report, {"graph": 1}):
         if "embedding + HNSW" in row.engine and int(row.params["passages"]) >= 6119:
             assert row.seconds is not None
-            yield _at_most(f"query embedding + HNSW search, {row.case}, p50, ms", 3.0,
+            weights = "8-bit weights" if " q8 " in row.engine else "float32"
+            yield _at_most(f"query embedding ({weights}) + HNSW search, {row.case}, p50, ms", 3.0,
                            row.seconds.median * 1e3)
 
 
