@@ -182,5 +182,13 @@ def test_unusable_options_and_weights(tmp_path):
     path, _ = tiny(tmp_path, change=spoil)
     with pytest.raises(ModelFileError, match=r"layer\.1\.output\.dense: row 5 .*not finite"):
         _C.Encoder(path, **native_config(SHAPE, quantize="q8"))
+
+    def spoil_value(weights):
+        weights["encoder.layer.0.attention.self.value.weight"][1, 0] = np.nan
+
+    path, _ = tiny(tmp_path, seed=6, change=spoil_value)
+    # Three tensors, one below the other: rows are counted through them.
+    with pytest.raises(ModelFileError, match=r"self\.query and .*key and .*value: row 129 holds"):
+        _C.Encoder(path, **native_config(SHAPE, quantize="q8"))
     with pytest.raises(ConfigError, match='"none", "q4" or "q8"'):
         _C.Encoder(path, **native_config(SHAPE, quantize="q9"))

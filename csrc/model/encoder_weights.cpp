@@ -54,19 +54,18 @@ class Loader {
     }
     const TensorView view{GgmlType::kF32, reinterpret_cast<const uint8_t*>(rows.data()),
                           num_rows * static_cast<int64_t>(names.size()), num_cols};
-    if (quantize_ == Quantize::kNone) {
+    const Quantize quantize = num_cols % kGroupSize == 0 ? quantize_ : Quantize::kNone;
+    if (quantize_ != Quantize::kNone) {
+      const GgmlType type = tensor(names[0] + ".weight", {num_rows, num_cols}).type();
+      quantization_.push_back({shown, ggml_type_info(type).name, quantize, {}});
+    }
+    if (quantize == Quantize::kNone) {
       return {PackedMatrix::pack(view, PackMode::kFloat32, kernels().tile, pool_),
               std::move(bias)};
     }
-    const GgmlType type = tensor(names[0] + ".weight", {num_rows, num_cols}).type();
-    const bool fits = num_cols % kGroupSize == 0;
-    quantization_.push_back({shown, ggml_type_info(type).name,
-                             fits ? quantize_ : Quantize::kNone, {}});
-    if (!fits) {
-      return {PackedMatrix::pack(view, PackMode::kFloat32, kernels().tile, pool_),
-              std::move(bias)};
-    }
-    return {quantize_tensor("tensor " + names[0], view, quantize_, PackMode::kQuantized, pool_,
+    std::string stacked = "tensor " + names[0];
+    for (size_t i = 1; i < names.size(); ++i) stacked += " and " + names[i];
+    return {quantize_tensor(stacked, view, quantize, PackMode::kQuantized, pool_,
                             &quantization_.back().error),
             std::move(bias)};
   }
