@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers import TinyLlama, tiny_llama_path
 from helpers_encoder import TINY, NumpyBert, native_config, random_bert, stored, write_safetensors
 
 from flarecore import _C, load_index
@@ -13,6 +14,7 @@ from flarecore.errors import ConfigError, IndexFileError, ModelFileError
 from flarecore.model_files import find_model
 from flarecore.retrieval.encoder import SentenceEncoder
 from flarecore.retrieval.exact import ExactRetriever
+from flarecore.retrieval.hnsw import HnswRetriever
 from flarecore.retrieval.index_io import read_index_file
 from flarecore.retrieval.index_sections import check_encoder, encoder_header
 from flarecore.retrieval.passage import Passage
@@ -134,8 +136,11 @@ def test_an_index_finds_its_encoder_and_refuses_another(encoder, quantized, tmp_
     loaded = ExactRetriever.load(tmp_path / "i")
     assert loaded.encoder.quantize == "q8"
     assert loaded.search(["the first programmer"], 1)[0][0].id == "ada"
-    with pytest.raises(IndexFileError, match="built with the encoder"):
+    with pytest.raises(IndexFileError, match=r"quantised as q8, .*opened with .*not quantised, .*"
+                       "leave it out"):
         ExactRetriever.load(tmp_path / "i", encoder)
+    for given in ("minilm-l6-v2", find_model("minilm-l6-v2")):  # loaded as the index says
+        assert ExactRetriever.load(tmp_path / "i", given).encoder.quantize == "q8"
     assert "quantize" not in encoder_header(encoder)  # files of before and after are the same
 
 
@@ -144,9 +149,45 @@ def test_the_command_makes_such_an_index(tmp_path, capsys):
     file = tmp_path / "x.index"
     make = ["index", str(tmp_path / "d.md"), "-o", str(file), "--quantize", "q8"]
     assert main(make) == 0
+    assert "384 dimensions (q8 weights, relative RMS error 0.5" in capsys.readouterr().out
     assert load_index(file).encoder.quantize == "q8"
     assert main([*make, "--retriever", "bm25"]) == 2
     assert "--quantize has no meaning with --retriever bm25" in capsys.readouterr().err
+
+
+def test_doctor_says_what_it_changes(capsys, tmp_path):
+    assert main(["doctor", "--model", "minilm-l6-v2", "--quantize", "q8"]) == 0
+    out = capsys.readouterr().out
+    assert "384 dimensions, texts of up to 256 tokens" in out
+    assert "attn_qkv" in out and "ffn_down" in out and "relative RMS error" in out
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert main(["doctor", "--model", str(tmp_path)]) == 1
+    assert "model.safetensors is missing" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_index_of_a_folder_of_ones_own(tmp_path, capsys):
+    (tmp_path / "d.md").write_text("Peas, carrots and an onion, cooked for an hour.")
+    copy, file = tmp_path / "copy", str(tmp_path / "x.index")
+    shutil.copytree(find_model("minilm-l6-v2"), copy)
+    assert main(["index", str(tmp_path / "d.md"), "-o", file, "--quantize", "q8",
+                 "--encoder", str(copy)]) == 0
+    model = str(tiny_llama_path(TinyLlama(context_length=4096)))
+    ask = ["generate", "--model", model, "--max-sentences", "1", "soup?"]
+    assert main([*ask, "--index", file]) == 1
+    assert "'copy', which is no known model; pass encoder=" in capsys.readouterr().err
+    assert main([*ask, "--index", file, "--encoder", str(copy)]) == 0
+    assert main([*ask, "--no-retrieval", "--encoder", str(copy)]) == 2
+    assert "--encoder goes with --index" in capsys.readouterr().err
+
+
+def test_what_is_no_encoder_is_refused(quantized, tmp_path):
+    ExactRetriever.build([Passage("a", "b")], quantized).save(tmp_path / "i")
+    for make in (lambda e: HnswRetriever.build([], e), lambda e: ExactRetriever(e),
+                 lambda e: load_index(tmp_path / "i", e)):
+        with pytest.raises(ConfigError, match=r"must have name, dim, fingerprint and encode.*int"):
+            make(5)
+    with pytest.raises(ConfigError, match=r"encoder must have .*str"):
+        HnswRetriever.build([], "minilm-l6-v2")
 
 
 @pytest.mark.parametrize("value", ["q5", "", 8, ["q8"], {"q8": 1}])

@@ -100,7 +100,8 @@ def test_add_after_load(saved):
 
 
 def test_another_encoder_is_named(saved):
-    with pytest.raises(IndexFileError, match=r"'table' \(dim 8.*'words' \(dim 32"):
+    message = r"'table' \(not quantised, dim 8.*'words' \(not quantised, dim 32"
+    with pytest.raises(IndexFileError, match=message):
         HnswRetriever.load(saved, WordEncoder())
     other = TableEncoder(TABLE)
     other.fingerprint = "table-2"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 from flarecore import __version__
 from flarecore.cli.options import add_quantize_option
 from flarecore.errors import ConfigError, FlarecoreError
+from flarecore.model_files import find_model
 
 __all__ = ["Check", "add_parser", "checks", "run"]
 
@@ -194,19 +196,36 @@ def _gpu_engine() -> Check:
 
 
 def _model(name: str, quantize: str | None) -> Iterator[Check]:
-    """One model, opened; with `quantize`, what that changes in each kind of matrix."""
+    """One model or sentence encoder, opened; with `quantize`, what that changes in each kind of
+    matrix."""
     from flarecore.model import Model
+    from flarecore.retrieval.encoder import SentenceEncoder
 
+    opened: Model | SentenceEncoder
     try:
-        model = Model.load(name, quantize=quantize)
-        c = model.config
-        yield Check("model", f"{name}: {c.architecture}, {c.num_layers} layers of {c.hidden_size}, "
-                    f"{c.vocab_size} tokens, context {c.context_length}")
-        if model.quantization is not None:
-            for line in model.quantization.lines():
+        if _is_encoder(name):
+            opened = encoder = SentenceEncoder.load(name, quantize=quantize)
+            yield Check("encoder", f"{name}: {encoder.dim} dimensions, texts of up to "
+                        f"{encoder.max_tokens} tokens")
+        else:
+            opened = model = Model.load(name, quantize=quantize)
+            c = model.config
+            yield Check("model", f"{name}: {c.architecture}, {c.num_layers} layers of "
+                        f"{c.hidden_size}, {c.vocab_size} tokens, context {c.context_length}")
+        if opened.quantization is not None:
+            for line in opened.quantization.lines():
                 yield Check("quantized" if not line.startswith(" ") else "", line.strip())
     except FlarecoreError as error:
         yield Check("model", f"{name}: not usable", "bad", str(error))
+
+
+def _is_encoder(name: str) -> bool:
+    """Whether the folder says that it holds a BERT; what is wrong with it shows when it opens."""
+    try:
+        config = json.loads((find_model(name) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == "bert"
 
 
 def _gpu() -> Iterator[Check]:

@@ -44,6 +44,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="a name such as smollm2-135m, a .gguf file, or a directory with "
                         "config.json, tokenizer.json and safetensors files")
     parser.add_argument("--index", metavar="INDEX", help="an index made by 'flarecore index'")
+    parser.add_argument("--encoder", metavar="NAME_OR_DIR",
+                        help="the sentence encoder of the index, if it was made with a folder of "
+                        "your own (default: what the index names)")
     parser.add_argument("--no-retrieval", action="store_true", help="answer without any index")
     parser.add_argument("--method", choices=METHOD_NAMES, default="flare", metavar="NAME",
                         help="how the answer is written: FLARE or a baseline, one of "
@@ -124,6 +127,8 @@ def _config(args: argparse.Namespace) -> FlareConfig:
     if args.index is not None and (args.no_retrieval or is_alone):
         given = "--method no-retrieval" if is_alone else "--no-retrieval"
         raise ConfigError(f"--index and {given} exclude each other")
+    if args.encoder is not None and args.index is None:
+        raise ConfigError("--encoder goes with --index")
     changes = {"gate": "never"} if args.no_retrieval else {}
     config = flare_config(args, **changes)
     if args.passages is not None and config.placement != "parallel":
@@ -175,7 +180,7 @@ def _load_index(args: argparse.Namespace, notes: Console) -> Any:
     from flarecore.retrieval.loading import load_index
 
     with waiting(notes, f"loading {args.index}"):
-        return load_index(args.index)
+        return load_index(args.index, args.encoder)
 
 
 def _print(args: argparse.Namespace, flare: Flare, events: AnswerStream, question: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from flarecore.retrieval.filters import compile_filter
 from flarecore.retrieval.index_io import IndexFile, read_index_file
 from flarecore.retrieval.index_sections import (
+    GivenEncoder,
     IndexContents,
     check_encoder,
     check_kind,
@@ -23,6 +24,7 @@ from flarecore.retrieval.passage import (
     Progress,
     TextEncoder,
     check_search_arguments,
+    check_text_encoder,
 )
 from flarecore.retrieval.ranking import exact_top_k
 from flarecore.retrieval.store import PassageStore, StoreOptions, embed, embed_passages
@@ -60,6 +62,7 @@ class ExactRetriever(StoredRetriever):
         title_in_text: bool = True, batch_size: int = 64, progress: Progress | None = None
     ) -> None:
         super().__init__()
+        check_text_encoder(encoder)
         self._encoder = encoder
         self._options = StoreOptions(title_in_text=title_in_text, batch_size=batch_size)
         self._store = PassageStore(encoder.dim)
@@ -129,15 +132,16 @@ class ExactRetriever(StoredRetriever):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], encoder: TextEncoder | None = None
+        cls, path: str | os.PathLike[str], encoder: GivenEncoder = None
     ) -> ExactRetriever:
         """The index that :meth:`save` wrote.
 
         Parameters
         ----------
         path : path
-        encoder : TextEncoder, optional
-            The encoder the index was built with; loaded by its stored name if None.
+        encoder : TextEncoder, str or path, optional
+            The encoder the index was built with, or its name or folder, which is loaded quantised
+            as it was; by its stored name if None.
 
         Raises
         ------
@@ -147,7 +151,7 @@ class ExactRetriever(StoredRetriever):
         return cls.from_file(read_index_file(path), encoder)
 
     @classmethod
-    def from_file(cls, file: IndexFile, encoder: TextEncoder | None) -> ExactRetriever:
+    def from_file(cls, file: IndexFile, encoder: GivenEncoder) -> ExactRetriever:
         """As :meth:`load`, of a file that was read."""
         check_kind(file, _KIND)
         encoder = check_encoder(file, encoder)

@@ -21,7 +21,7 @@ from flarecore.retrieval.filters import compile_filter
 from flarecore.retrieval.graph import GraphParams, HnswGraph
 from flarecore.retrieval.hnsw_file import IndexParts, hnsw_contents, parts_from_file
 from flarecore.retrieval.index_io import IndexFile, read_index_file
-from flarecore.retrieval.index_sections import IndexContents
+from flarecore.retrieval.index_sections import GivenEncoder, IndexContents
 from flarecore.retrieval.locks import ReadWriteLock
 from flarecore.retrieval.passage import (
     Filter,
@@ -29,6 +29,7 @@ from flarecore.retrieval.passage import (
     Progress,
     TextEncoder,
     check_search_arguments,
+    check_text_encoder,
 )
 from flarecore.retrieval.ranking import (
     FloatArray,
@@ -107,6 +108,7 @@ class HnswRetriever(StoredRetriever):
         RetrievalError
             The encoder failed.
         """
+        check_text_encoder(encoder)
         params = GraphParams(m, ef_construction, ef_search, seed)
         options = StoreOptions(title_in_text=title_in_text, batch_size=batch_size)
         int_in("exact_below", exact_below, 0, 1 << 31)
@@ -264,7 +266,7 @@ class HnswRetriever(StoredRetriever):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], encoder: TextEncoder | None = None, *,
+        cls, path: str | os.PathLike[str], encoder: GivenEncoder = None, *,
         ef_search: int | None = None
     ) -> HnswRetriever:
         """The index that :meth:`save` wrote.
@@ -272,8 +274,9 @@ class HnswRetriever(StoredRetriever):
         Parameters
         ----------
         path : path
-        encoder : TextEncoder, optional
-            The encoder the index was built with; loaded by its stored name if None.
+        encoder : TextEncoder, str or path, optional
+            The encoder the index was built with, or its name or folder, which is loaded quantised
+            as it was; by its stored name if None.
         ef_search : int, optional
             Instead of the stored value.
 
@@ -290,7 +293,7 @@ class HnswRetriever(StoredRetriever):
 
     @classmethod
     def from_file(
-        cls, file: IndexFile, encoder: TextEncoder | None, ef_search: int | None = None
+        cls, file: IndexFile, encoder: GivenEncoder, ef_search: int | None = None
     ) -> HnswRetriever:
         """As :meth:`load`, of a file that was read."""
         retriever = cls(parts_from_file(file, encoder, ef_search))

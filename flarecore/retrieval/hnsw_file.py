@@ -14,6 +14,7 @@ from flarecore.errors import ConfigError, IndexFileError
 from flarecore.retrieval.graph import GraphLinks, GraphParams, HnswGraph
 from flarecore.retrieval.index_io import IndexFile
 from flarecore.retrieval.index_sections import (
+    GivenEncoder,
     IndexContents,
     array_bytes,
     check_encoder,
@@ -69,7 +70,7 @@ def hnsw_contents(parts: IndexParts) -> IndexContents:
 
 
 def parts_from_file(
-    file: IndexFile, encoder: TextEncoder | None, ef_search: int | None = None
+    file: IndexFile, encoder: GivenEncoder, ef_search: int | None = None
 ) -> IndexParts:
     """The checked parts of an index file; see ``HnswRetriever.load``."""
     check_kind(file, _KIND)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import os
 
     from flarecore.retrieval.analysis import Analyser
+    from flarecore.retrieval.index_sections import GivenEncoder
 
 __all__ = ["HybridRetriever"]
 
@@ -226,7 +227,7 @@ class HybridRetriever:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], encoder: TextEncoder | None = None, *,
+        cls, path: str | os.PathLike[str], encoder: GivenEncoder = None, *,
         analyser: Analyser | Callable[[str], Sequence[str]] | None = None
     ) -> HybridRetriever:
         """The index that :meth:`save` wrote.
@@ -249,7 +250,7 @@ class HybridRetriever:
 
     @classmethod
     def from_file(
-        cls, file: IndexFile, encoder: TextEncoder | None = None,
+        cls, file: IndexFile, encoder: GivenEncoder = None,
         analyser: Analyser | Callable[[str], Sequence[str]] | None = None
     ) -> HybridRetriever:
         """As :meth:`load`, of a file that was read."""

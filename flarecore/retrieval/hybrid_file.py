@@ -15,6 +15,7 @@ from flarecore.errors import ConfigError, IndexFileError
 from flarecore.retrieval.index_io import IndexFile
 from flarecore.retrieval.index_sections import (
     MAX_COUNT,
+    GivenEncoder,
     IndexContents,
     check_kind,
     passage_lines,
@@ -23,7 +24,6 @@ from flarecore.retrieval.index_sections import (
 
 if TYPE_CHECKING:
     from flarecore.retrieval.analysis import Analyser
-    from flarecore.retrieval.passage import TextEncoder
     from flarecore.retrieval.stored import StoredRetriever
 
 __all__ = ["StoredParts", "hybrid_contents", "parts_from_file"]
@@ -68,7 +68,7 @@ def hybrid_contents(parts: StoredParts) -> IndexContents:
 
 
 def parts_from_file(
-    file: IndexFile, encoder: TextEncoder | None,
+    file: IndexFile, encoder: GivenEncoder,
     analyser: Analyser | Callable[[str], Sequence[str]] | None,
     make: Callable[[StoredParts], _Hybrid]
 ) -> _Hybrid:

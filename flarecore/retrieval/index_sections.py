@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,13 @@ from flarecore.errors import ConfigError, IndexFileError
 from flarecore.model_files import KNOWN_MODELS
 from flarecore.quantization import QUANTIZE
 from flarecore.retrieval.index_io import IndexFile
-from flarecore.retrieval.passage import Passage, TextEncoder
+from flarecore.retrieval.passage import Passage, TextEncoder, check_text_encoder
 from flarecore.retrieval.ranking import FloatArray
 from flarecore.retrieval.store import PassageStore
 
 __all__ = [
     "MAX_COUNT",
+    "GivenEncoder",
     "IndexContents",
     "array_bytes",
     "check_encoder",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 MAX_COUNT = (1 << 31) - 1
+# An encoder, its name or folder, or nothing: its stored name then.
+GivenEncoder = TextEncoder | str | os.PathLike[str] | None
 _PASSAGES_PER_CHUNK = 1024
 
 
@@ -85,36 +89,48 @@ def passage_lines(passages: Sequence[Passage]) -> Iterator[bytes]:
         yield ("\n".join(lines) + "\n").encode("utf-8")
 
 
-def check_encoder(file: IndexFile, encoder: TextEncoder | None) -> TextEncoder:
-    """The encoder that the index was built with: the given one, or loaded by its name."""
+def check_encoder(file: IndexFile, encoder: GivenEncoder) -> TextEncoder:
+    """The encoder that the index was built with: the given one, or loaded as the file says."""
     stored = file.header.get("encoder")
     fields = stored if isinstance(stored, dict) else {}
     name, fingerprint = fields.get("name"), fields.get("fingerprint")
     if not isinstance(name, str) or not isinstance(fingerprint, str):
         raise IndexFileError(f"{file.path}: the header does not name the encoder")
-    if encoder is None:
-        encoder = _load_by_name(file, name, fields.get("quantize"))
-    dim = file.integer("dim", 1, 1 << 16)
-    if (encoder.fingerprint, encoder.dim) != (fingerprint, dim):
-        raise IndexFileError(
-            f"{file.path}: built with the encoder {name!r} (dim {dim}, fingerprint "
-            f"{fingerprint[:12]}), opened with {encoder.name!r} (dim {encoder.dim}, fingerprint "
-            f"{encoder.fingerprint[:12]}); pass the first or build the index again")
-    return encoder
-
-
-def _load_by_name(file: IndexFile, name: str, quantize: object) -> TextEncoder:
-    from flarecore.retrieval.encoder import SentenceEncoder
-
-    # A name from a file may pick a known model, never a place on the disk.
-    if name not in KNOWN_MODELS:
-        raise IndexFileError(
-            f"{file.path}: built with the encoder {name!r}, which is no known model "
-            f"({', '.join(KNOWN_MODELS)}); pass encoder=")
+    quantize = fields.get("quantize")
     if quantize is not None and quantize not in QUANTIZE:
         raise IndexFileError(f"{file.path}: built with an encoder that is quantised as "
                              f"{quantize!r}, known are {', '.join(QUANTIZE)}")
-    return SentenceEncoder.load(name, quantize=quantize)
+    if encoder is None or isinstance(encoder, (str, os.PathLike)):
+        encoder = _load_encoder(file, name, quantize, encoder)
+    check_text_encoder(encoder)
+    dim = file.integer("dim", 1, 1 << 16)
+    if (encoder.fingerprint, encoder.dim) != (fingerprint, dim):
+        own = _described(encoder.name, encoder.dim, encoder.fingerprint,
+                         getattr(encoder, "quantize", None))
+        raise IndexFileError(
+            f"{file.path}: built with the encoder {_described(name, dim, fingerprint, quantize)}, "
+            f"opened with {own}; pass the first, leave it out to have it loaded by its name, or "
+            "build the index again")
+    return encoder
+
+
+def _described(name: str, dim: int, fingerprint: str, quantize: str | None) -> str:
+    how = "not quantised" if quantize is None else f"quantised as {quantize}"
+    return f"{name!r} ({how}, dim {dim}, fingerprint {fingerprint[:12]})"
+
+
+def _load_encoder(
+    file: IndexFile, name: str, quantize: str | None, given: str | os.PathLike[str] | None
+) -> TextEncoder:
+    """By its stored name, or from where the caller says it is."""
+    from flarecore.retrieval.encoder import SentenceEncoder
+
+    # A name from a file may pick a known model, never a place on the disk.
+    if given is None and name not in KNOWN_MODELS:
+        raise IndexFileError(
+            f"{file.path}: built with the encoder {name!r}, which is no known model; pass "
+            "encoder=, the encoder or its folder (flarecore generate --encoder DIR)")
+    return SentenceEncoder.load(name if given is None else given, quantize=quantize)
 
 
 def store_contents(

@@ -16,13 +16,13 @@ from flarecore.retrieval.stored import StoredRetriever
 
 if TYPE_CHECKING:
     from flarecore.retrieval.analysis import Analyser
-    from flarecore.retrieval.passage import TextEncoder
+    from flarecore.retrieval.index_sections import GivenEncoder
 
 __all__ = ["load_index", "open_part"]
 
 
 def load_index(
-    path: str | os.PathLike[str], encoder: TextEncoder | None = None, *,
+    path: str | os.PathLike[str], encoder: GivenEncoder = None, *,
     analyser: Analyser | Callable[[str], Sequence[str]] | None = None
 ) -> StoredRetriever | HybridRetriever:
     """The index that ``save`` of any retriever wrote; its header says which one.
@@ -30,9 +30,9 @@ def load_index(
     Parameters
     ----------
     path : path
-    encoder : TextEncoder, optional
-        The encoder the index was built with; loaded by its stored name if None, and not looked at
-        if the index holds no vectors.
+    encoder : TextEncoder, str or path, optional
+        The encoder the index was built with, or its name or folder, which is loaded quantised as it
+        was; by its stored name if None. Not looked at if the index holds no vectors.
     analyser : Analyser or callable, optional
         The analyser the index was built with; needed only if it was one of the user's own.
 
@@ -55,7 +55,7 @@ def load_index(
 
 
 def open_part(
-    file: IndexFile, encoder: TextEncoder | None,
+    file: IndexFile, encoder: GivenEncoder,
     analyser: Analyser | Callable[[str], Sequence[str]] | None
 ) -> StoredRetriever:
     """An index that is not made of others; raises what :func:`load_index` raises."""

@@ -126,6 +126,14 @@ class TextEncoder(Protocol):
         ...
 
 
+def check_text_encoder(encoder: object) -> None:
+    """Raises ConfigError for what is no encoder."""
+    if not isinstance(encoder, TextEncoder):
+        raise ConfigError(
+            "encoder must have name, dim, fingerprint and encode(texts), got "
+            f"{type(encoder).__name__}; SentenceEncoder.load(name_or_path) makes one")
+
+
 def check_search_arguments(queries: Sequence[str], k: int) -> list[str]:
     """The queries as a list, once both arguments are known to be usable.
 
