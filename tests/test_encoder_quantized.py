@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import TinyLlama, tiny_llama_path
 from helpers_encoder import TINY, NumpyBert, native_config, random_bert, stored, write_safetensors
+from helpers_retrieval import WordEncoder
 
 from flarecore import _C, load_index
 from flarecore.cli.main import main
@@ -142,6 +143,13 @@ def test_an_index_finds_its_encoder_and_refuses_another(encoder, quantized, tmp_
     for given in ("minilm-l6-v2", find_model("minilm-l6-v2")):  # loaded as the index says
         assert ExactRetriever.load(tmp_path / "i", given).encoder.quantize == "q8"
     assert "quantize" not in encoder_header(encoder)  # files of before and after are the same
+
+
+def test_what_another_class_calls_quantize_is_its_own(tmp_path):
+    encoder = WordEncoder()
+    encoder.quantize = "int4"
+    ExactRetriever.build([Passage("a", "one two")], encoder).save(tmp_path / "i")
+    assert ExactRetriever.load(tmp_path / "i", encoder).search(["one"], 1)[0][0].id == "a"
 
 
 def test_the_command_makes_such_an_index(tmp_path, capsys):

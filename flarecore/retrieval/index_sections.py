@@ -67,10 +67,17 @@ def read_flag(file: IndexFile, name: str) -> bool:
 def encoder_header(encoder: TextEncoder) -> dict[str, str]:
     """How a header names an encoder, and how its weights are quantised if they are."""
     header = {"name": encoder.name, "fingerprint": encoder.fingerprint}
-    quantize = getattr(encoder, "quantize", None)
+    quantize = _quantize_of(encoder)
     if quantize is not None:
         header["quantize"] = quantize
     return header
+
+
+def _quantize_of(encoder: TextEncoder) -> str | None:
+    """As of SentenceEncoder; what another class means by an attribute of that name is its own."""
+    from flarecore.retrieval.encoder import SentenceEncoder
+
+    return encoder.quantize if isinstance(encoder, SentenceEncoder) else None
 
 
 def array_bytes(array: np.ndarray[Any, Any]) -> memoryview:
@@ -105,8 +112,8 @@ def check_encoder(file: IndexFile, encoder: GivenEncoder) -> TextEncoder:
     check_text_encoder(encoder)
     dim = file.integer("dim", 1, 1 << 16)
     if (encoder.fingerprint, encoder.dim) != (fingerprint, dim):
-        own = _described(encoder.name, encoder.dim, encoder.fingerprint,
-                         getattr(encoder, "quantize", None))
+        own = _described(
+            encoder.name, encoder.dim, encoder.fingerprint, _quantize_of(encoder))
         raise IndexFileError(
             f"{file.path}: built with the encoder {_described(name, dim, fingerprint, quantize)}, "
             f"opened with {own}; pass the first, leave it out to have it loaded by its name, or "
