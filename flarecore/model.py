@@ -16,7 +16,7 @@ from flarecore.checkpoint.json_file import read_json
 from flarecore.errors import ConfigError, UnsupportedError
 from flarecore.gpu.device import GPU_DEVICES, open_device
 from flarecore.model_files import find_model
-from flarecore.quantization import QUANTIZE, Quantization
+from flarecore.quantization import Quantization, check_quantize
 from flarecore.tokenizer import Tokenizer
 
 __all__ = ["Model", "ModelConfig"]
@@ -119,9 +119,7 @@ class Model:
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)
                                     or not 1 <= threads <= 1024):
             raise ConfigError(f"threads must be None or an integer from 1 to 1024, got {threads!r}")
-        if quantize is not None and quantize not in QUANTIZE:
-            raise ConfigError(
-                f"quantize must be None or one of {', '.join(QUANTIZE)}, got {quantize!r}")
+        check_quantize(quantize)
         path = find_model(name_or_path)
         options = (threads or 0, quantize or "none")
         if path.is_dir():

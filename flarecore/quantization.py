@@ -6,10 +6,18 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["QUANTIZE", "KindError", "Quantization"]
+from flarecore.errors import ConfigError
 
-# Values of Model.load's `quantize`.
+__all__ = ["QUANTIZE", "KindError", "Quantization", "check_quantize"]
+
+# Values of `quantize` where a model or an encoder is loaded.
 QUANTIZE = ("q4", "q8")
+
+def check_quantize(value: object) -> None:
+    """Raises ConfigError unless it is None or one of ``QUANTIZE``."""
+    if value is not None and value not in QUANTIZE:
+        raise ConfigError(f"quantize must be None or one of {', '.join(QUANTIZE)}, got {value!r}")
+
 
 # (name, type in the file, "q4", "q8" or "none", values, squares of errors, squares of values,
 # largest error), as the native model has it of every matrix.

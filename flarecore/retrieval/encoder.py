@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from flarecore.errors import ConfigError, ModelFileError
 from flarecore.model_files import find_model
-from flarecore.quantization import QUANTIZE, Quantization
+from flarecore.quantization import Quantization, check_quantize
 from flarecore.retrieval.encoder_files import EncoderFiles, read_encoder_files
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ class SentenceEncoder:
         """
         from flarecore import _C  # type: ignore[attr-defined]
 
-        if quantize is not None and quantize not in QUANTIZE:
-            raise ConfigError(
-                f"quantize must be None or one of {', '.join(QUANTIZE)}, got {quantize!r}")
+        check_quantize(quantize)
         if threads is None:
             threads = int(_C.default_encoder_threads())
         if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024:
@@ -146,7 +144,7 @@ class SentenceEncoder:
                 raise ConfigError(
                     f"encode: text {position} must be a string, got {type(text).__name__}")
         if len(texts) <= _BATCH_TEXTS:
-            return self._encode_batch(texts[:_BATCH_TEXTS])
+            return self._encode_batch(texts)
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         for begin in range(0, len(texts), _BATCH_TEXTS):
             batch = texts[begin : begin + _BATCH_TEXTS]
