@@ -3,7 +3,8 @@
 // Bit-identity (design, guarantee 1): every row's result depends on its own tokens, positions and
 // passages only. Matrix products and norms work row by row in a fixed order; attention walks the KV
 // blocks of a row, first those of each attached passage in the order of the passages, then those of
-// its sequence, in splits of kSplitBlocks from each one's start, and joins them in that order.
+// its sequence, in splits of kSplitBlocks from each one's start, its own one in two parts where tile
+// products are taken (kNearBlocks), and joins them in that order.
 #pragma once
 
 #include <functional>
