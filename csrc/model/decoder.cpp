@@ -276,7 +276,7 @@ void Decoder::head_rows(Span<const ForwardSegment> segments, Span<const int> row
     ws_->input.norm_and_quantize(i, 1, ws_->hidden(rows[i]), weights_->output_norm,
                                  config_.norm_eps, {&matrix});
   }
-  ws_->logits.resize(std::max(ws_->logits.size(), size_t(kHeadRows) * vocab));
+  ws_->logits.resize(std::max<size_t>(ws_->logits.size(), size_t(kHeadRows) * vocab));
   ws_->stats.resize(size_t(kHeadRows) * num_runs);
   const LinearTarget target = {&matrix, ws_->logits.data(), vocab};
   // A task makes one run of logits and its statistics while the run is still in the cache.
