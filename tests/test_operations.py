@@ -133,6 +133,28 @@ def test_cancel_in_the_middle(kind):
     engine.close()
 
 
+def test_a_prompt_leaves_room_for_others_to_decode():
+    """Beside a decode a long prefill takes small steps, and both give what they give alone."""
+    prompts = [random_ids(40), random_ids(1500, seed=1)]
+    spec = TinyLlama(context_length=2048)
+    with open_engine(spec) as engine:
+        alone = engine.sequence(prompts[0]).decode(60, **DECODE)
+        quick = engine.sequence().extend_async(prompts[1]).result()
+        after = state(engine.sequence(prompts[1]))
+    with open_engine(spec) as engine:
+        decoding, reading = engine.sequence(prompts[0]), engine.sequence()
+        with paused(engine):
+            decode = decoding.decode_async(60, **DECODE)
+            prefill = reading.extend_async(prompts[1])
+        assert result_bits(decode.result()) == result_bits(alone)
+        slow = prefill.result()
+        assert state(reading) == after
+    assert quick.num_steps == 6, "256 rows a step"
+    assert slow.num_prefilled == quick.num_prefilled
+    # One step of 256 before anybody has begun to decode, then 64 at a time.
+    assert slow.num_steps >= 1 + (1500 - 256) // 64
+
+
 def test_cancel_after_the_end_changes_nothing(engine):
     sequence = engine.sequence(random_ids(30))
     operation = sequence.decode_async(5, **DECODE)

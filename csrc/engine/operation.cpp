@@ -69,6 +69,11 @@ void Operation::check_limits() const {
   }
 }
 
+bool Operation::decodes_next() const {
+  return state_ && has_begun_ &&
+         sequence_->kv.num_computed + 1 == static_cast<int>(tokens_.size());
+}
+
 bool Operation::begin(KvCache* cache) {
   begun_ = Clock::now();
   has_begun_ = true;

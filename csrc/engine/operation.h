@@ -73,6 +73,8 @@ class Operation {
   // Raises CancelledError or DeadlineExceeded.
   void check_limits() const;
   bool has_begun() const { return has_begun_; }
+  // Whether its next step samples: all given tokens before the last one are computed.
+  bool decodes_next() const;
   // First step: takes cached prefixes and held tokens. True if that already finished it.
   bool begin(KvCache* cache);
   // Rows of the next step, at most max_rows (>= 1), with blocks reserved. Raises OutOfBlocksError.
