@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flarecore.gpu.decode_run import DecodeRun, DecodeRunner
+from flarecore.gpu.decode_run import DecodeRun, DecodeRunner, capture_lock
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.forward import Forward, Rows
 from flarecore.gpu.mirrored import Mirrored
@@ -114,7 +114,8 @@ class Stepper:
                 yield
                 return
             # The weights and the cache were written in the stream of the thread that made them.
-            torch.cuda.synchronize(self.forward.device)
+            with capture_lock:
+                torch.cuda.synchronize(self.forward.device)
             with torch.cuda.device(self.forward.device), torch.cuda.stream(self._stream):
                 yield
 
