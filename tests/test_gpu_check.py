@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flarecore.bench.gpu import main
 from flarecore.bench.gpu.report import Report, Settings
 
 pytest.importorskip("torch", reason="the GPU engine runs on torch tensors")
@@ -43,6 +44,35 @@ def test_one_failure_does_not_lose_the_other_rows():
     report.measure("a", "works too", "us", lambda: 3.0, at_most=1.0)
     assert [row.is_ok for row in report.rows] == [False, True, False, None]
     assert report.num_failed == 2 and "ZeroDivisionError" in lines[0]
+
+
+def fake_tool(path, script, monkeypatch):
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(main.shutil, "which", lambda name: str(path))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the tool is a shell script")
+def test_a_sanitizer_that_takes_too_long_leaves_no_process(tmp_path, monkeypatch):
+    """Nor what it has started itself, which would be timed along with everything behind it."""
+    monkeypatch.setattr(main, "_SANITIZER_SECONDS", 1)
+    fake_tool(tmp_path / "tool", f"sleep 60 &\necho $! > {tmp_path}/child\nwait", monkeypatch)
+    assert "more than 1 s" in main._sanitize(Settings("cuda", True))
+    child = int((tmp_path / "child").read_text())
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().rsplit(")")[-1].split()[0] == "Z"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the tool is a shell script")
+def test_what_a_sanitizer_finds_is_a_failure(tmp_path, monkeypatch):
+    settings = Settings("cuda", True)
+    fake_tool(tmp_path / "tool", "echo ========= ERROR SUMMARY: 2 errors\nexit 9", monkeypatch)
+    with pytest.raises(AssertionError, match="2 errors"):
+        main._sanitize(settings)
+    fake_tool(tmp_path / "tool", "echo no such thing\nexit 3", monkeypatch)
+    assert main._sanitize(settings) == "does not work here: no such thing"
+    fake_tool(tmp_path / "tool", "env | grep -q PYTORCH_NO_CUDA_MEMORY_CACHING=1", monkeypatch)
+    assert main._sanitize(settings) == "memcheck found nothing"
 
 
 def test_aims_count_on_a_device_only():

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ __all__ = ["main"]
 
 _ROOT = Path(__file__).resolve().parents[3]
 _SECTIONS = ("kernels", "engine", "sanitizer", "timing")
+_SANITIZER_SECONDS = 90
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,16 +78,25 @@ def _sanitize(settings: Settings) -> str:
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not settings.is_cuda or not os.path.exists(tool):
         return "not here: left out"
-    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable,
-               str(_ROOT / "benchmarks" / "gpu_check.py"), "--quick", "--section", "kernels"]
+    # What torch asks the driver and gets refused is no fault of a kernel. Every tensor in an
+    # allocation of its own: inside of torch's large ones nothing is out of bounds.
+    command = [tool, "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9",
+               sys.executable, str(_ROOT / "benchmarks" / "gpu_check.py"), "--quick", "--section",
+               "kernels"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True, env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+        output, _ = process.communicate(timeout=_SANITIZER_SECONDS)
     except subprocess.TimeoutExpired:
-        return "took more than 90 s: left out"
-    if done.returncode == 9:
-        raise AssertionError([line for line in done.stdout.splitlines() if "=====" in line][-1])
-    if done.returncode != 0:
-        return f"does not work here: {(done.stdout + done.stderr).strip().splitlines()[-1]}"
+        # With the process that the tool has started: it would take its share of every timing.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return f"took more than {_SANITIZER_SECONDS} s: left out"
+    if process.returncode == 9:
+        raise AssertionError([line for line in output.splitlines() if "=====" in line][-1])
+    if process.returncode != 0:
+        return f"does not work here: {(output.strip().splitlines() or ['no message'])[-1]}"
     return "memcheck found nothing"
 
 
