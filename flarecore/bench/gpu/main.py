@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import functools
 import importlib.util
 import json
@@ -26,6 +27,7 @@ __all__ = ["main"]
 _ROOT = Path(__file__).resolve().parents[3]
 _SECTIONS = ("kernels", "engine", "sanitizer", "timing")
 _SANITIZER_SECONDS = 90
+_STUCK_SECONDS = 280  # more than it may take: what hangs is shown with the threads' places
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +59,19 @@ def _build_what_is_missing(show: Callable[[str], object]) -> None:
         show(f"flarecore._cuda was not built: {lines[-1] if lines else 'no message'}")
 
 
+def _cuda_module(settings: Settings) -> str:
+    """Whether the rows named cuda are there; where not, Triton and torch stand in silently."""
+    import torch
+
+    from flarecore.gpu.device_ops import load_cuda
+
+    try:
+        info = load_cuda(torch.device(settings.torch_device)).build_info()
+    except FlarecoreError as error:
+        return f"not used: {error}"
+    return f"runtime {info['runtime']}, {info['architectures']}"
+
+
 def _environment(settings: Settings) -> dict[str, Any]:
     import torch
     import triton
@@ -64,7 +79,7 @@ def _environment(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": settings.device, "python": sys.version.split()[0], "torch": torch.__version__,
         "triton": triton.__version__, "cuda": torch.version.cuda,
-        "_cuda": importlib.util.find_spec("flarecore._cuda") is not None,
+        "_cuda": _cuda_module(settings),
         "flashinfer": importlib.util.find_spec("flashinfer") is not None}
     if settings.is_cuda:
         free, total = torch.cuda.mem_get_info()
@@ -171,6 +186,19 @@ def _guarded(report: Report, section: str, part: Callable[[], None]) -> None:
         torch.cuda.empty_cache()
 
 
+def _run_section(report: Report, section: str, folder: Path) -> None:
+    if section == "kernels":
+        from flarecore.bench.gpu.kernel_checks import check_kernels
+
+        _guarded(report, section, lambda: check_kernels(report))
+    elif section == "engine":
+        _guarded(report, section, lambda: _run_engine_checks(report, folder))
+    elif section == "sanitizer":
+        report.check(section, "compute-sanitizer", lambda: _sanitize(report.settings))
+    else:
+        _guarded(report, section, lambda: _run_timings(report, folder))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     args = _parser().parse_args(arguments)
@@ -178,8 +206,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from flarecore.gpu.device import open_device
 
     begin = time.perf_counter()
-    report = Report(settings)
+    # At once: a run that is ended from outside has said how far it came, and where it hangs.
+    report = Report(settings, show=functools.partial(print, flush=True))
     if settings.is_cuda:
+        faulthandler.dump_traceback_later(_STUCK_SECONDS)
         _build_what_is_missing(report.show)
     try:
         open_device(settings.device)
@@ -190,21 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.show("  ".join(f"{name}: {value}" for name, value in environment.items()))
     wanted = args.section or _SECTIONS
     with tempfile.TemporaryDirectory(prefix="flarecore-gpu-check-") as name:
-        folder = Path(name)
-        if "kernels" in wanted:
-            from flarecore.bench.gpu.kernel_checks import check_kernels
-
-            _guarded(report, "kernels", lambda: check_kernels(report))
-        if "engine" in wanted:
-            _guarded(report, "engine", lambda: _run_engine_checks(report, folder))
-        if "sanitizer" in wanted and not args.section:
-            report.check("sanitizer", "compute-sanitizer", lambda: _sanitize(settings))
-        if "timing" in wanted:
-            _guarded(report, "timing", lambda: _run_timings(report, folder))
-    seconds = time.perf_counter() - begin
+        for section in (section for section in _SECTIONS if section in wanted):
+            _run_section(report, section, Path(name))
+            seconds = time.perf_counter() - begin
+            if args.json:
+                write_whole(args.json, json.dumps({
+                    "environment": environment, "seconds": seconds, "rows": report.to_dict()},
+                    indent=1))
+    faulthandler.cancel_dump_traceback_later()
     print("\n" + "\n".join(format_row(row) for row in report.rows))
     print(f"\n{len(report.rows)} rows, {report.num_failed} failed, {seconds:.0f} s")
-    if args.json:
-        write_whole(args.json, json.dumps(
-            {"environment": environment, "seconds": seconds, "rows": report.to_dict()}, indent=1))
     return 1 if report.num_failed else 0
