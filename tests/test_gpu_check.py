@@ -11,7 +11,7 @@ import pytest
 from flarecore.bench.gpu import main
 from flarecore.bench.gpu.report import Report, Settings
 
-pytest.importorskip("torch", reason="the GPU engine runs on torch tensors")
+torch = pytest.importorskip("torch", reason="the GPU engine runs on torch tensors")
 pytest.importorskip("triton", reason="the kernels are Triton kernels")
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu_check.py"
@@ -30,9 +30,25 @@ def test_the_script_runs_without_a_gpu(tmp_path):
     assert {"speculation on and off: bits", "alone and in a batch: bits", "FLARE loop",
             "deterministic prefill: bits", "RMSNorm + residual", "decode step, 1 sequence",
             "rollback", "FLARE loop, a sentence", "against the dense twin",
-            "product with Q4_1: values, bits", "Q4_1, 1 rows"} <= names
+            "product with Q4_1: values, bits", "Q4_1, 1 rows",
+            "vendor products: rows, bits"} <= names
     assert {"tiny q4", "tiny q8"} <= {row["section"] for row in rows}
     assert f"{len(rows)} rows, 0 failed" in done.stdout.splitlines()[-1]
+
+
+def test_a_product_whose_rows_depend_on_each_other_is_found(monkeypatch):
+    """Or one that leaves inputs out, as vendors' splits have done."""
+    from flarecore.bench.gpu import vendor_checks  # imports torch
+
+    settings = Settings("interpreter", False)
+    assert "5 matrices" in vendor_checks._check_all(settings)
+    for broken, message in (
+        (lambda x, w: x @ w + 1e-6 * x.sum(), "depend on the rest"),
+        (lambda x, w: x[:, :24] @ w[:24], "off by"),
+    ):
+        monkeypatch.setattr(torch, "mm", lambda x, w, out, f=broken: out.copy_(f(x, w)))
+        with pytest.raises(AssertionError, match=message):
+            vendor_checks._check_all(settings)
 
 
 def test_one_failure_does_not_lose_the_other_rows():
