@@ -67,12 +67,9 @@ def check_tensor(
     if tensor.dtype not in dtypes:
         wanted = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise TypeError(f"{name} must have dtype {wanted}, got {tensor.dtype}")
-    actual = tuple(tensor.shape)
-    if len(actual) != len(shape) or any(
-        w is not None and w != a for a, w in zip(actual, shape, strict=True)
-    ):
+    if not _fits(tensor.shape, shape):
         wanted = ", ".join("any" if w is None else str(w) for w in shape)
-        raise ValueError(f"{name} must have shape ({wanted}), got {actual}")
+        raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")
     if not tensor.is_contiguous():
         _check_strides(name, tensor, strided_dims)
     _check_device(name, tensor, device)
@@ -81,6 +78,15 @@ def check_tensor(
 
 # A pass makes a thousand of these checks, and where it is not captured the device waits for them:
 # messages are put together only where something is wrong.
+
+
+def _fits(actual: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    if len(actual) != len(wanted):
+        return False
+    for have, want in zip(actual, wanted, strict=True):
+        if want is not None and want != have:
+            return False
+    return True
 
 
 def _check_strides(name: str, tensor: torch.Tensor, strided_dims: int) -> None:
