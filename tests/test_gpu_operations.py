@@ -265,20 +265,17 @@ def test_closed_engine(model):
 def test_a_job_of_an_engine_that_closes_is_done(model):
     """It came while the last step ran: who waits for it would wait for ever."""
     engine = gpu_engine(model)
-    core, found = core_of(engine), []
+    core, found, threads = core_of(engine), [], []
     sequence = engine.sequence(random_ids(4))
     with Gate(engine) as gate:
         operation = sequence.decode_async(1, **DECODE)
         assert gate.reached.wait(60)
-        threads = [threading.Thread(
-            target=lambda: found.append(core._call(lambda: 7)), daemon=True)]
-        threads[0].start()
-        while not core._jobs:
-            time.sleep(0.001)
-        threads.append(threading.Thread(target=engine.close))
-        threads[1].start()
-        while not core._is_stopping:
-            time.sleep(0.001)
+        for call, has_come in ((lambda: found.append(core._call(lambda: 7)), lambda: core._jobs),
+                               (engine.close, lambda: core._is_stopping)):
+            threads.append(threading.Thread(target=call, daemon=True))
+            threads[-1].start()
+            while not has_come():
+                time.sleep(0.001)
     operation.result()
     for thread in threads:
         thread.join(60)
