@@ -218,9 +218,10 @@ void Operation::succeed(KvCache* cache) {
     if (state_) {
       fill_decoded();
       HeldTokens held = {state_->held(), request_.decode.sampling, request_.decode.pass};
-      if (request_.token_ids.empty()) {
-        // What was held and not reached yet still follows what is held now.
-        const size_t used = result_.stats.num_decoded;
+      const size_t used = result_.stats.num_decoded;
+      if (request_.token_ids.empty() && state_->num_kept() + held.tokens.size() == used) {
+        // What was held and not reached yet still follows what is held now, if nothing between them
+        // was dropped.
         const bool same = held.sampling == sequence.held.sampling && held.pass == sequence.held.pass;
         for (size_t i = used; same && i < sequence.held.tokens.size(); ++i) {
           held.tokens.push_back(sequence.held.tokens[i]);
