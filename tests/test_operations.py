@@ -165,8 +165,14 @@ def test_result_with_timeout(engine):
         operation = sequence.decode_async(5, **DECODE)
         with pytest.raises(TimeoutError):
             operation.result(timeout=0.01)
+        for nothing in (0, -1, -float("inf")):
+            with pytest.raises(ConfigError if nothing < -1 else TimeoutError):
+                operation.result(timeout=nothing)
+        for wrong in (float("nan"), "1", 10**400):
+            with pytest.raises(ConfigError, match="timeout must be a finite number"):
+                operation.result(timeout=wrong)
         assert not operation.done(), "a timeout of the wait is not one of the operation"
-    assert len(operation.result(timeout=60).token_ids) == 5
+    assert len(operation.result(timeout=float("inf")).token_ids) == 5
 
 
 def close_while_running(engine, closable, sequence):
