@@ -6,6 +6,7 @@
 
 #include "common/available_memory.h"
 #include "common/check.h"
+#include "common/start_thread.h"
 #include "engine/retired_workers.h"
 
 namespace flarecore {
@@ -43,7 +44,7 @@ std::shared_ptr<Engine> Engine::create(std::shared_ptr<Model> model, const Engin
   model->vocabulary();
   std::shared_ptr<Engine> engine(new Engine(std::move(model), options));
   const auto ended = engine->worker_ended_;
-  engine->worker_ = std::thread([running = engine, ended]() mutable {
+  engine->worker_ = start_thread([running = engine, ended]() mutable {
     running->run();
     running.reset();
     ended->store(true);
