@@ -293,25 +293,42 @@ def test_await_raises_the_error_of_the_operation(engine):
 # ---- fork of the process ----
 
 
-def _use_in_child(engine, queue):
-    try:
-        engine.sequence([1, 2, 3])
-        queue.put("no error")
-    except FlarecoreError as error:
-        queue.put(type(error).__name__)
+async def _awaited(operation):
+    return await operation
+
+
+def _use_in_child(engine, running, done, queue):
+    uses = (lambda: engine.sequence([1, 2, 3]), lambda: running.result(),
+            lambda: running.result(timeout=60), lambda: asyncio.run(_awaited(running)))
+    for use in uses:
+        try:
+            use()
+            queue.put("no error")
+        except FlarecoreError as error:
+            queue.put(type(error).__name__)
+    running.cancel()
+    read, awaited = done.result(), asyncio.run(_awaited(done))
+    queue.put((running.done(), len(read.token_ids), len(awaited.token_ids)))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_after_fork_the_child_gets_an_error(engine):
-    """The worker lives in the parent only: an error, no hang."""
-    engine.sequence([1, 2, 3])
+    """The worker lives in the parent only: an error, no hang. What is done can be read."""
+    done = engine.sequence([1, 2, 3]).decode_async(4, **DECODE)
+    done.result()
+    sequence = engine.sequence([1, 2])
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    child = context.Process(target=_use_in_child, args=(engine, queue), daemon=True)
-    child.start()
-    child.join(60)
+    with paused(engine):
+        running = sequence.decode_async(5, **DECODE)
+        child = context.Process(
+            target=_use_in_child, args=(engine, running, done, queue), daemon=True)
+        child.start()
+        child.join(60)
     assert child.exitcode == 0
-    assert queue.get() in ("ConfigError", "UnsupportedError", "FlarecoreError")
+    assert [queue.get() for _ in range(4)] == ["UnsupportedError"] * 4
+    assert queue.get() == (False, 4, 4)
+    assert len(running.result().token_ids) == 5
     assert engine.sequence([1, 2, 3]).num_tokens == 3
 
 
