@@ -174,6 +174,8 @@ TOO_LARGE = {
     "bias": lambda s: s.decode(3, sampling=SamplingParams(logit_bias={1: -(10**400)})),
     "seed of thousands of digits": lambda s: s.decode(3, sampling=SamplingParams(seed=10**5000)),
     "number of thousands of digits": lambda s: s.decode(3, deadline_ms=10**5000),
+    "no checkpoint": lambda s: s.rollback(None),
+    "sequence for checkpoint": lambda s: s.rollback(s),
     "half a surrogate pair": lambda s: s.decode(3, stop=["a\ud800"]),
     "text for ids": lambda s: s.extend("abc"),
     "fraction": lambda s: s.extend([1.5]),
