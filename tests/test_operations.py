@@ -370,3 +370,33 @@ def test_the_last_reference_to_an_engine_may_go_on_its_own_thread(pause):
         capture_output=True, text=True, env=os.environ | {
             "PYTHONPATH": str(Path(__file__).parent.parent)})
     assert done.returncode == 0 and "all ended" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "close the engine first"])
+def test_a_busy_sequence_may_end_on_the_worker(ending):
+    """A callback may end a sequence, and so may Python's collector wherever it happens to run."""
+    engine = open_engine(SPEC)
+    busy, other = [engine.sequence([1, 2])], engine.sequence()
+    with paused(engine):
+        first = other.extend_async([3, 4])
+        operation = busy[0].decode_async(400, **DECODE)._native
+        ended = threading.Event()
+
+        def end():
+            if ending == "close the engine first":
+                engine.close()
+            if ending == "drop":
+                busy.clear()
+            else:
+                busy[0].close()
+            ended.set()
+
+        first._native.on_done(end)
+    assert ended.wait(60), "the worker waits for itself"
+    assert operation.wait(60000.0), "and nobody is told of the end of the operation"
+    with pytest.raises(CancelledError):
+        operation.result()
+    if ending != "close the engine first":
+        assert len(engine.sequence([1, 2]).decode(4, **DECODE).token_ids) == 4
+        engine.check_integrity()
+    engine.close()
