@@ -252,6 +252,10 @@ class Sequence:
     def rollback(self, checkpoint: Checkpoint) -> None:
         """Brings back everything of a checkpoint of the same engine: tokens, reserved positions,
         attached passages, KV, looked-ahead tokens."""
+        if not isinstance(checkpoint, Checkpoint):
+            raise ConfigError(
+                f"checkpoint must be a Checkpoint (see checkpoint()), got "
+                f"{type(checkpoint).__name__}")
         self._native.rollback(checkpoint._native)
 
     def fork(self) -> Sequence:

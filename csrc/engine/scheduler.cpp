@@ -16,7 +16,10 @@ constexpr int kPrefillBesideDecode = 64;
 void Engine::run() {
   std::unique_lock<std::mutex> guard(mutex_);
   while (true) {
-    wake_.wait(guard, [this] { return is_stopping_ || !running_.empty(); });
+    // A callback may have ended an operation, which is to be notified of.
+    wake_.wait(guard, [this] {
+      return is_stopping_ || !running_.empty() || !completed_.empty();
+    });
     if (is_stopping_) {
       const auto left = running_;
       for (const auto& operation : left) {
@@ -38,7 +41,7 @@ void Engine::run() {
     for (const auto& operation : completed) operation->notify();
     completed.clear();  // may free sequences: not under the lock
     guard.lock();
-    if (is_stopping_ && running_.empty()) return;
+    if (is_stopping_ && running_.empty() && completed_.empty()) return;
   }
 }
 
