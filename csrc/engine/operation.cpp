@@ -88,6 +88,18 @@ bool Operation::decodes_next() const {
 }
 
 bool Operation::begin(KvCache* cache) {
+  const bool is_finished = take_what_is_there(cache);
+  // What has no room fails before it is computed.
+  if (!is_finished) cache->reserve(&sequence_->kv, num_fed_tokens());
+  return is_finished;
+}
+
+int Operation::num_fed_tokens() const {
+  const bool needs_last = state_ || request_.kind == OperationKind::kEncode;
+  return static_cast<int>(tokens_.size()) - !needs_last;
+}
+
+bool Operation::take_what_is_there(KvCache* cache) {
   begun_ = Clock::now();
   has_begun_ = true;
   tokens_.insert(tokens_.end(), request_.token_ids.begin(), request_.token_ids.end());
@@ -137,7 +149,7 @@ bool Operation::take(const Sampled& sampled) {
 ForwardSegment Operation::plan(KvCache* cache, int max_rows) {
   KvSequence& kv = sequence_->kv;
   const int num_tokens = static_cast<int>(tokens_.size());
-  int end = num_tokens;  // places [num_computed, end) are fed
+  int end = num_fed_tokens();  // places [num_computed, end) are fed
   step_tokens_.assign(tokens_.begin() + kv.num_computed, tokens_.end());
   if (state_) {
     // n fed rows of a proposal give n + 1 tokens: no more of them than may still be sampled.
@@ -148,8 +160,6 @@ ForwardSegment Operation::plan(KvCache* cache, int max_rows) {
     const Span<const TokenId> proposal = proposer_.propose(tokens_, sampled, room);
     step_tokens_.insert(step_tokens_.end(), proposal.begin(), proposal.end());
     end += static_cast<int>(proposal.size());
-  } else if (request_.kind != OperationKind::kEncode) {
-    end = num_tokens - 1;  // the last token's row is fed when its logits are asked for
   }
   step_place_ = kv.num_computed;
   step_rows_ = std::min(end - kv.num_computed, max_rows);

@@ -79,7 +79,8 @@ class Operation {
   bool has_begun() const { return has_begun_; }
   // Whether its next step samples: all given tokens before the last one are computed.
   bool decodes_next() const;
-  // First step: takes cached prefixes and held tokens. True if that already finished it.
+  // First step: takes cached prefixes and held tokens, and blocks for the given ones. True if that
+  // already finished it. Raises OutOfBlocksError.
   bool begin(KvCache* cache);
   // Rows of the next step, at most max_rows (>= 1), with blocks reserved. Raises OutOfBlocksError.
   ForwardSegment plan(KvCache* cache, int max_rows);
@@ -93,6 +94,9 @@ class Operation {
   void notify();  // wakes waiters and runs callbacks; without the engine's lock
 
  private:
+  bool take_what_is_there(KvCache* cache);  // true if that finishes the operation
+  // Tokens whose K and V the operation computes; a last one is left for who asks for its logits.
+  int num_fed_tokens() const;
   bool is_in_forked_child() const { return getpid() != process_id_; }
   void check_not_lost() const;
   bool replay_held();

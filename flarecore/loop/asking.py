@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flarecore.loop.answer_setup import AnswerSetup
+from flarecore.loop.attaching import Attached
 from flarecore.loop.effects import RunOperations, Steps
 from flarecore.loop.interfaces import DecodedLike
 from flarecore.loop.lineage import Lineage, Lineages
@@ -87,28 +88,50 @@ class Asker:
         """What the model writes after each context, and its length; None where there is no room."""
         max_tokens = self._setup.config.max_query_tokens
         limit = self._setup.context_length
-        attached = step.current.attached
         fitting = [ids for ids in contexts if len(ids) + max_tokens <= limit]
-        deadline_ms = self._deadline.remaining_ms()
-        lines: list[Lineage] = []
+        results = iter((yield from self._lineages.room.run(
+            lambda: self._decode(step, fitting, max_tokens), self._deadline)))
+        return [(next(results), len(ids)) if len(ids) + max_tokens <= limit else None
+                for ids in contexts]
+
+    def _decode(
+        self, step: SentenceStep, contexts: list[list[int]], max_tokens: int
+    ) -> Steps[list[DecodedLike]]:
+        """What the model writes after each context: all at once, in turn if that had no room."""
+        current = step.current
+        shared = [*current.view.token_ids, *current.candidate.token_ids]
+        results: list[DecodedLike] = []
         self._record.clock.enter("query")
         try:
-            for ids in fitting:
+            had_room = self._lineages.holds_any
+            yield from self._lineages.restore(
+                shared, current.attached, self._deadline.remaining_ms())
+            at_once = max(1, len(contexts)) if had_room else 1
+            for begin in range(0, len(contexts), at_once):
+                results += yield from self._decode_at_once(
+                    contexts[begin:begin + at_once], current.attached, max_tokens)
+        finally:
+            step.query_ms += self._record.clock.enter("other")
+        return results
+
+    def _decode_at_once(
+        self, contexts: list[list[int]], attached: Attached | None, max_tokens: int
+    ) -> Steps[list[DecodedLike]]:
+        options: dict[str, Any] = {
+            "sampling": SamplingParams(), "until": "sentence", "pass_index": 0,
+            "deadline_ms": self._deadline.remaining_ms()}
+        lines: list[Lineage] = []
+        try:
+            for ids in contexts:
                 lines.append(self._lineages.branch(ids, attached))
                 lines[-1].align(ids, attached)
-
-            options: dict[str, Any] = {
-                "sampling": SamplingParams(), "until": "sentence", "pass_index": 0,
-                "deadline_ms": deadline_ms}
-            results = iter((yield RunOperations(tuple(
+            results: list[DecodedLike] = yield RunOperations(tuple(
                 functools.partial(line.decode, max_tokens=max_tokens, **options)
-                for line in lines))))
+                for line in lines))
+            return results
         finally:
             for line in lines:
                 line.close()
-            step.query_ms += self._record.clock.enter("other")
-        return [(next(results), len(ids)) if len(ids) + max_tokens <= limit else None
-                for ids in contexts]
 
     def _used(
         self, step: SentenceStep, purpose: str, spans: Sequence[LowSpan],

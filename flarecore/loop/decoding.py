@@ -10,7 +10,7 @@ import numpy as np
 from flarecore.errors import ConfigError, ContextOverflowError
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.answer_text import token_pieces
-from flarecore.loop.attaching import Attaching
+from flarecore.loop.attaching import Attaching, Taken
 from flarecore.loop.candidate import Candidate
 from flarecore.loop.effects import RunOperation, Steps
 from flarecore.loop.interfaces import DecodedLike
@@ -150,20 +150,8 @@ class DecodePass:
         if threshold is not None:
             options |= {"stop_below": threshold, "stop_at_punctuation": config.trigger_punctuation}
         options |= changes or {}
-        on_evidence = view.placed is not None and not self._one_lineage
-        self._record.clock.enter(phase)
-        try:
-            taken = yield from self._attaching.take(view, self._deadline.remaining_ms())
-            options["deadline_ms"] = self._deadline.remaining_ms()
-            lineage = self._lineages.take(
-                "evidence" if on_evidence else "draft", view.token_ids, taken.attached)
-            lineage.align(view.token_ids, taken.attached)
-            if not on_evidence and not self._keeps_evidence:
-                self._lineages.release("evidence")
-            decoded: DecodedLike = yield RunOperation(
-                lambda: lineage.decode(max_tokens=view.max_tokens, **options))
-        finally:
-            time_ms = self._record.clock.enter("other")
+        taken, decoded, time_ms = yield from self._lineages.room.run(
+            lambda: self._forward(view, phase, options), self._deadline)
         candidate = self._candidate(decoded, index, answer_text)
         judged = judge(candidate, config, is_draft=pass_index == 0) if is_tested else None
         low = low_tokens(candidate, config) if judged is None else judged.low
@@ -179,6 +167,27 @@ class DecodePass:
             **operation_counts(decoded.stats, view.num_tokens, taken.num_prefilled))
         self._record.count_pass(trace)
         return Pass(view, candidate, decoded.text_bytes, trace, taken.attached)
+
+    def _forward(
+        self, view: View, phase: str, options: dict[str, Any]
+    ) -> Steps[tuple[Taken, DecodedLike, float]]:
+        """The passages attached for it, what was decoded, and the milliseconds it took."""
+        on_evidence = view.placed is not None and not self._one_lineage
+        self._record.clock.enter(phase)
+        try:
+            taken = yield from self._attaching.take(view, self._deadline.remaining_ms())
+            deadline_ms = self._deadline.remaining_ms()
+            lineage = self._lineages.take(
+                "evidence" if on_evidence else "draft", view.token_ids, taken.attached)
+            lineage.align(view.token_ids, taken.attached)
+            if not on_evidence and not self._keeps_evidence:
+                self._lineages.release("evidence")
+            decoded: DecodedLike = yield RunOperation(
+                lambda: lineage.decode(
+                    max_tokens=view.max_tokens, deadline_ms=deadline_ms, **options))
+        finally:
+            time_ms = self._record.clock.enter("other")
+        return taken, decoded, time_ms
 
     def _candidate(self, decoded: DecodedLike, index: int, answer_text: str) -> Candidate:
         tokenizer = self._setup.engine.tokenizer

@@ -7,12 +7,13 @@ running operation, waits until it has ended, and closes the loop, which closes i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Generator
 from typing import Any, Generic, TypeVar
 
 from flarecore.errors import DeadlineExceeded, RetrievalError
 from flarecore.events import Event
-from flarecore.loop.effects import EmitEvent, RunOperation, RunOperations, RunSearch, Steps
+from flarecore.loop.effects import EmitEvent, Pause, RunOperation, RunOperations, RunSearch, Steps
 from flarecore.loop.interfaces import OperationLike
 from flarecore.retrieval.passage import Passage, Retriever
 
@@ -54,6 +55,9 @@ def drive(
                 return
             if isinstance(effect, EmitEvent):
                 yield effect.event
+                continue
+            if isinstance(effect, Pause):
+                time.sleep(effect.seconds)
                 continue
             try:
                 reply.value = _search(retriever, effect) if isinstance(effect, RunSearch) \
@@ -133,6 +137,9 @@ async def drive_async(
                 return
             if isinstance(effect, EmitEvent):
                 yield effect.event
+                continue
+            if isinstance(effect, Pause):
+                await asyncio.sleep(effect.seconds)
                 continue
             try:
                 reply.value = await (

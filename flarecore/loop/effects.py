@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from flarecore.events import Event
 from flarecore.loop.interfaces import OperationLike
 
-__all__ = ["Effect", "EmitEvent", "RunOperation", "RunOperations", "RunSearch", "Steps"]
+__all__ = [
+    "Effect", "EmitEvent", "Pause", "RunOperation", "RunOperations", "RunSearch", "Steps"]
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,20 @@ class RunSearch:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """Go on after so many seconds; there is no answer."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class EmitEvent:
     """Hand an event to the consumer; there is no answer."""
 
     event: Event
 
 
-Effect = RunOperation | RunOperations | RunSearch | EmitEvent
+Effect = RunOperation | RunOperations | RunSearch | Pause | EmitEvent
 
 T = TypeVar("T")
 Steps = Generator[Effect, Any, T]

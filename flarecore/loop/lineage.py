@@ -14,6 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from flarecore.loop.attaching import Attached, Reserved
+from flarecore.loop.cache_room import CacheRoom
+from flarecore.loop.effects import RunOperation, Steps
 from flarecore.loop.interfaces import (
     DecodedLike,
     EngineLike,
@@ -114,6 +116,7 @@ class Lineages:
         self._engine = engine
         self._reserved = reserved
         self._open: dict[str, Lineage] = {}
+        self.room = CacheRoom(engine, self.close)
 
     def take(
         self, name: str, ids: Sequence[int], attached: Attached | None = None
@@ -138,8 +141,26 @@ class Lineages:
             self._open.values(), key=lambda line: line.num_shared(ids, attached), default=None)
         return self._opened() if best is None else best.fork()
 
+    @property
+    def holds_any(self) -> bool:
+        """Whether a lineage is open."""
+        return bool(self._open)
+
+    def restore(
+        self, ids: Sequence[int], attached: Attached | None, deadline_ms: float | None
+    ) -> Steps[None]:
+        """Computes what several branches will share, after :attr:`room` gave it back."""
+        if self._open:
+            return
+        line = self.take("draft", ids, attached)
+        rest = line.align(ids, attached).rest
+        # Only engines whose cache can be full come here; their sequences can do it.
+        sequence = cast(ParallelSequenceLike, line.sequence)
+        yield RunOperation(lambda: sequence.extend_async(rest, deadline_ms=deadline_ms))
+
     def _opened(self) -> Lineage:
         reserved = self._reserved
+        self.room.enter()
         if reserved is None:
             return Lineage(self._engine.sequence())
         engine = cast(ParallelEngineLike, self._engine)
@@ -160,3 +181,4 @@ class Lineages:
         finally:
             if self._open:
                 self.close()
+            self.room.leave()
