@@ -33,6 +33,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "attention_multiplier": (),
     "clip_qkv": (),
     "use_qk_norm": (False,),
+    "use_mrope": (False,),
     "parallel_attn": (False,),
     "alibi": (False,),
     "rope_interleaved": (False,),
@@ -49,7 +50,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType({
 
 # Types whose maths is known to differ, and how.
 _REFUSED: Mapping[str, str] = MappingProxyType({
-    "qwen2": "query, key and value projections with a bias (attention_bias)",
     "smollm3": "layers without rotary embedding (no_rope_layers)",
     "mixtral": "a mixture of experts (num_local_experts)",
     "gemma": "Gemma 1's blocks", "gemma2": "soft-capped logits (attn_logit_softcapping)",
@@ -68,19 +68,24 @@ _GEMMA_LAYER: Mapping[str, str] = MappingProxyType({
     "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
 })
 
+_QKV = ("attn_q", "attn_k", "attn_v")
+
 _LLAMA_DEFAULTS: Mapping[str, Any] = MappingProxyType({
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
     "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10000.0,
+    "attention_bias": False,
 })
 _MISTRAL_DEFAULTS: Mapping[str, Any] = MappingProxyType({
     **_LLAMA_DEFAULTS, "intermediate_size": 14336, "num_key_value_heads": 8,
     "max_position_embeddings": 4096 * 32,
 })
-_QWEN3_DEFAULTS: Mapping[str, Any] = MappingProxyType({
-    **_LLAMA_DEFAULTS, "vocab_size": 151936, "intermediate_size": 22016, "head_dim": 128,
-    "num_key_value_heads": 32, "max_position_embeddings": 32768,
+_QWEN2_DEFAULTS: Mapping[str, Any] = MappingProxyType({
+    **_LLAMA_DEFAULTS, "vocab_size": 151936, "intermediate_size": 22016,
+    "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False,
+    "sliding_window": 4096, "max_window_layers": 28,
 })
+_QWEN3_DEFAULTS: Mapping[str, Any] = MappingProxyType({**_QWEN2_DEFAULTS, "head_dim": 128})
 _GEMMA_DEFAULTS: Mapping[str, Any] = MappingProxyType({
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
@@ -109,12 +114,15 @@ class DecoderShape:
         The output head is the token embedding.
     vector_offset : float
         What is added to every norm's weights.
+    biased : tuple of str
+        Keys of `layer_names` that have a ``.bias`` beside their ``.weight``.
     """
 
     native: dict[str, Any]
     layer_names: Mapping[str, str]
     tied: bool
     vector_offset: float = 0.0
+    biased: tuple[str, ...] = ()
 
 
 def read_config(values: Mapping[str, Any], where: str) -> DecoderShape:
@@ -145,7 +153,8 @@ def read_config(values: Mapping[str, Any], where: str) -> DecoderShape:
 def _llama(values: Mapping[str, Any], where: str) -> DecoderShape:
     section = Section(values, where, _LLAMA_DEFAULTS)
     _refuse(section, "sliding_window")  # transformers' Llama leaves it out: what is meant?
-    return _llama_like(section, 0, _LLAMA_LAYER)
+    biased = (*_QKV, "attn_output") if section.boolean("attention_bias") else ()
+    return _llama_like(section, 0, _LLAMA_LAYER, biased=biased)
 
 
 def _mistral(values: Mapping[str, Any], where: str) -> DecoderShape:
@@ -157,28 +166,47 @@ def _mistral(values: Mapping[str, Any], where: str) -> DecoderShape:
     return _llama_like(section, window.integer("sliding_window", 1, _MAX_CONTEXT), _LLAMA_LAYER)
 
 
+def _qwen2(values: Mapping[str, Any], where: str) -> DecoderShape:
+    section = Section(values, where, _QWEN2_DEFAULTS)
+    window, num_full = _qwen_window(section)
+    return _llama_like(section, window, _LLAMA_LAYER, num_full=num_full, biased=_QKV)
+
+
 def _qwen3(values: Mapping[str, Any], where: str) -> DecoderShape:
     section = Section(values, where, _QWEN3_DEFAULTS)
-    if section.get("use_sliding_window"):
-        raise UnsupportedError(f"{where}: use_sliding_window is not supported for qwen3")
-    shape = _llama_like(section, 0, MappingProxyType({**_LLAMA_LAYER, **_HEAD_NORMS}))
+    window, num_full = _qwen_window(section)
+    names = MappingProxyType({**_LLAMA_LAYER, **_HEAD_NORMS})
+    shape = _llama_like(section, window, names, num_full=num_full)
     shape.native["norms_heads"] = True
     return shape
 
 
-def _llama_like(section: Section, window: int, layer_names: Mapping[str, str]) -> DecoderShape:
-    native = _sizes(section, "hidden_act", "silu")
-    expected = "sliding_attention" if window else "full_attention"
+def _qwen_window(section: Section) -> tuple[int, int]:
+    """The window, and how many of the first layers see everything nevertheless."""
+    # As for Mistral, null means that there is no window.
+    has_window = section.values.get("sliding_window", 4096) is not None
+    if not section.boolean("use_sliding_window") or not has_window:
+        return 0, 0
+    return (section.integer("sliding_window", 1, _MAX_CONTEXT),
+            section.integer("max_window_layers", 0, _MAX_SIZE))
+
+
+def _llama_like(section: Section, window: int, layer_names: Mapping[str, str], *,
+                num_full: int = 0, biased: tuple[str, ...] = ()) -> DecoderShape:
+    """The first `num_full` layers have no window. `biased`: see :class:`DecoderShape`."""
+    native = _sizes(section, "hidden_act", "silu", biased)
+    windows = [0 if i < num_full else window for i in range(native["num_layers"])]
+    expected = ["sliding_attention" if size else "full_attention" for size in windows]
     types = section.get("layer_types")
-    if types is not None and types != [expected] * native["num_layers"]:
+    if types is not None and types != expected:
         raise UnsupportedError(f"{section.where}: layer_types {types!r:.80} is not supported")
     # Older files have the type in rope_scaling and the base beside it, newer ones all in one place.
     rope = section.get("rope_scaling") or section.get("rope_parameters") or {}
     native["inverse_frequencies"] = [
         rope_frequencies(_rope(section, rope, section.positive("rope_theta")), native["head_dim"])
     ]
-    native["layers"] = [(window, 0)] * native["num_layers"]
-    return DecoderShape(native, layer_names, native["tied_head"])
+    native["layers"] = [(size, 0) for size in windows]
+    return DecoderShape(native, layer_names, native["tied_head"], biased=biased)
 
 
 def _gemma3(values: Mapping[str, Any], where: str) -> DecoderShape:
@@ -272,10 +300,12 @@ def _refuse(section: Section, key: str) -> None:
             f"without it would give wrong results")
 
 
-def _sizes(section: Section, activation_key: str, activation: str) -> dict[str, Any]:
+def _sizes(section: Section, activation_key: str, activation: str,
+           biased: tuple[str, ...] = ()) -> dict[str, Any]:
     """What all types have in common, as Llama has it."""
     for key in _NEUTRAL:
-        _refuse(section, key)
+        if not (biased and key == "attention_bias"):
+            _refuse(section, key)
     if section.get(activation_key) != activation:
         raise UnsupportedError(f"{section.where}: {activation_key} {section.get(activation_key)!r} "
                                f"is not supported; supported: {activation!r}")
@@ -303,12 +333,13 @@ def _sizes(section: Section, activation_key: str, activation: str) -> dict[str, 
         "vocab_size": section.integer("vocab_size", 1, (1 << 31) - 1),
         "norm_eps": eps, "attention_scale": head_dim**-0.5, "embedding_scale": 1.0,
         "activation": "silu", "tied_head": section.boolean("tie_word_embeddings"),
+        "has_qkv_bias": "attn_q" in biased, "has_output_bias": "attn_output" in biased,
         "norms_heads": False, "norms_outputs": False,
     }
 
 
 # model_type -> reader.
 MODEL_TYPES: Mapping[str, Callable[[Mapping[str, Any], str], DecoderShape]] = MappingProxyType({
-    "llama": _llama, "mistral": _mistral, "qwen3": _qwen3, "gemma3_text": _gemma3_text,
-    "gemma3": _gemma3,
+    "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3,
+    "gemma3_text": _gemma3_text, "gemma3": _gemma3,
 })
