@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flarecore import _C
-from flarecore.checkpoint.config import DecoderShape
 from flarecore.checkpoint.json_file import read_json
+from flarecore.checkpoint.shape import DecoderShape
 from flarecore.errors import ModelFileError, UnsupportedError
 
 __all__ = ["CheckpointFiles"]
