@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import TinyLlama, open_engine, random_ids, result_bits, tiny_llama_path
 from helpers_checkpoint import VOCAB_SIZE, checkpoint, tiny
+from helpers_gguf import Gguf, Tensor, Typed
 from safetensors.numpy import load_file, save_file
 
 from flarecore import _C
@@ -231,3 +232,21 @@ def test_files_whose_biases_do_not_fit(tmp_path):
     ours, expected = (open_engine(source).sequence(ids[:1]).score(ids[1:]).probs
                       for source in (path, llama))
     assert ours.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), [
+    ({"rope.scaling.type": "yarn"}, UnsupportedError, "'yarn'"),
+    ({"expert_count": 4}, UnsupportedError, "mixture-of-experts"),
+    ({"block_count": None}, ModelFileError, "qwen2.block_count"),
+])  # fmt: skip
+def test_qwen2_files_that_are_refused(tmp_path, changes, error, words):
+    keys = {
+        "block_count": 2, "context_length": 64, "embedding_length": 64, "feed_forward_length": 96,
+        "attention.head_count": 4, "attention.layer_norm_rms_epsilon": Typed("float32", 1e-6),
+        **changes,
+    }  # fmt: skip
+    metadata = {"general.architecture": "qwen2"}
+    metadata |= {f"qwen2.{key}": value for key, value in keys.items() if value is not None}
+    path = Gguf(metadata, [Tensor("token_embd.weight", (64, 8))]).write(tmp_path / "bad.gguf")
+    with pytest.raises(error, match=words):
+        _C.Model(str(path))
