@@ -54,7 +54,7 @@ TYPES = {
     "row_stats_ptr": "*fp64", "candidates_ptr": "*i64", "weights_ptr": "*i64",
     "layout_ptr": "*i32", "passage_ptr": "*i32", "token_ids_ptr": "*i32", "row_ids_ptr": "*i32",
     "supers_ptr": "*fp16", "scale": "fp32", "scale_log2": "fp32", "eps": "fp32",
-    "weight_offset": "fp32",
+    "weight_offset": "fp32", "bias_ptr": "*fp32",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages")
 
@@ -131,6 +131,8 @@ def cases() -> list[Case]:
         found.append(Case(label + ", passages", rope._rope_store_kernel, "bf16",
                           rope.rope_constants(32, head_dim, False, has_norm, True)))  # fmt: skip
         found.append(Case(label, rope._rope_store_kernel, "bf16", constants))
+    found.append(Case("head_dim 128, bias", rope._rope_store_kernel, "bf16",
+                      rope.rope_constants(28, 128, False, False, False, True)))  # fmt: skip
     for head_dim, dtype in ((64, "fp16"), (128, "bf16"), (256, "bf16")):
         for passages in (False, True):
             label = f"head_dim {head_dim}, group 4" + (", passages" if passages else "")

@@ -1,9 +1,10 @@
 """Rotary position embedding of queries and keys, fused with storing K and V into the paged cache.
 
 One launch after the QKV projection: rotates the queries in place (or into `q_out`), rotates the
-keys and writes them with the values into their blocks. Optionally each head is RMS-normalised first
-(Qwen3, Gemma3). Source: Su et al., "RoFormer", 2021. The cosines and sines come from a float32
-table, so every scaling of the frequencies (linear, Llama 3, YaRN) is the caller's.
+keys and writes them with the values into their blocks. Optionally queries, keys and values get a
+bias first (Qwen2), and each query and key head is RMS-normalised (Qwen3, Gemma3). Source: Su et
+al., "RoFormer", 2021. The cosines and sines come from a float32 table, so every scaling of the
+frequencies (linear, Llama 3, YaRN) is the caller's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ def _load_pairs(ptr, at_first, at_second, mask):
     first = tl.load(ptr + at_first[None, :], mask=mask, other=0.0).to(tl.float32)
     second = tl.load(ptr + at_second[None, :], mask=mask, other=0.0).to(tl.float32)
     return first, second
+
+
+@triton.jit
+def _add_bias(first, second, ptr, inside, at_first, at_second):
+    """What the bias of one head adds to both halves; `ptr` is where the head's begins."""
+    bias_first = tl.load(ptr + at_first, mask=inside, other=0.0).to(tl.float32)
+    bias_second = tl.load(ptr + at_second, mask=inside, other=0.0).to(tl.float32)
+    return first + bias_first[None, :], second + bias_second[None, :]
 
 
 @triton.jit
@@ -97,13 +106,14 @@ def _rope_store_kernel(
     positions_ptr, table_rows_ptr,  # (num_tokens)
     block_table_ptr,  # (num_sequences, table_width)
     q_norm_ptr, k_norm_ptr,  # (HEAD_DIM)
+    bias_ptr,  # (NUM_HEADS + 2 num_kv_heads, HEAD_DIM), with HAS_BIAS
     layout_ptr,  # (num_sequences, 4), with HAS_GAP
     num_tokens, num_positions, table_width, q_stride, k_stride, v_stride, q_out_stride,
     cache_stride,  # elements between two blocks
     eps,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, INTERLEAVED: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_GAP: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_GAP: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """A few tokens of one head: of a query head, or of a KV head its keys and values."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -123,10 +133,13 @@ def _rope_store_kernel(
     angle = rotary.to(tl.int64)[:, None] * (HEAD_DIM // 2) + pair[None, :]
     cos = tl.load(cos_ptr + angle, mask=mask, other=0.0)
     sin = tl.load(sin_ptr + angle, mask=mask, other=0.0)
+    bias = bias_ptr + head * HEAD_DIM  # of the query or key head
 
     if head < NUM_HEADS:
         source = q_ptr + token[:, None] * q_stride + head * HEAD_DIM
         first, second = _load_pairs(source, at_first, at_second, mask)
+        if HAS_BIAS:
+            first, second = _add_bias(first, second, bias, inside, at_first, at_second)
         first, second = _rotate(first, second, cos, sin, q_norm_ptr, inside, at_first, at_second,
                                 eps, HEAD_DIM, HAS_NORM)  # fmt: skip
         target = q_out_ptr + token[:, None] * q_out_stride + head * HEAD_DIM
@@ -140,11 +153,17 @@ def _rope_store_kernel(
         mask = live[:, None] & inside[None, :]
         source = k_ptr + token[:, None] * k_stride + kv_head * HEAD_DIM
         first, second = _load_pairs(source, at_first, at_second, mask)
+        if HAS_BIAS:
+            first, second = _add_bias(first, second, bias, inside, at_first, at_second)
         first, second = _rotate(first, second, cos, sin, k_norm_ptr, inside, at_first, at_second,
                                 eps, HEAD_DIM, HAS_NORM)  # fmt: skip
         _store_to_cache(k_cache_ptr, slot, first, second, at_first, at_second, mask)
         source = v_ptr + token[:, None] * v_stride + kv_head * HEAD_DIM
         first, second = _load_pairs(source, at_first, at_second, mask)
+        if HAS_BIAS:
+            num_kv_heads = tl.num_programs(1) - NUM_HEADS
+            value_bias = bias + num_kv_heads * HEAD_DIM
+            first, second = _add_bias(first, second, value_bias, inside, at_first, at_second)
         _store_to_cache(v_cache_ptr, slot, first, second, at_first, at_second, mask)
 
 
@@ -163,6 +182,7 @@ def rope_store(
     interleaved: bool = False,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     eps: float = 1e-6,
     q_out: torch.Tensor | None = None,
     layout: torch.Tensor | None = None,
@@ -191,6 +211,9 @@ def rope_store(
         Rotate the pairs (2 i, 2 i + 1) (GGUF's Llama order) instead of (i, i + head_dim / 2).
     q_norm, k_norm
         (head_dim) weights of an RMSNorm over each head before the rotation; both or none.
+    bias
+        (num_heads + 2 num_kv_heads, head_dim) added to queries, keys and values before anything
+        else, in float32.
     eps
         Of that norm.
     q_out
@@ -216,6 +239,8 @@ def rope_store(
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             check_tensor(name, weight, (head_dim,), FLOAT_DTYPES, q.device)
+    if bias is not None:
+        check_tensor("bias", bias, (num_heads + 2 * k.shape[1], head_dim), FLOAT_DTYPES, q.device)
     if layout is not None:
         check_tensor("layout", layout, (block_table.shape[0], 4), (torch.int32,), q.device)
     if num_tokens == 0:
@@ -225,18 +250,21 @@ def rope_store(
         q, k, v, q_out, k_cache, v_cache, cos, sin, positions, table_rows, block_table,
         q_norm if q_norm is not None else cos,
         k_norm if k_norm is not None else cos,
+        bias if bias is not None else cos,
         layout if layout is not None else positions,
         num_tokens, cos.shape[0], block_table.shape[1],
         q.stride(0), k.stride(0), v.stride(0), q_out.stride(0), k_cache.stride(0), eps,
         **rope_constants(
-            num_heads, head_dim, interleaved, q_norm is not None, layout is not None
+            num_heads, head_dim, interleaved, q_norm is not None, layout is not None,
+            bias is not None,
         ),
     )  # fmt: skip
     return q_out
 
 
 def rope_constants(
-    num_heads: int, head_dim: int, interleaved: bool, has_norm: bool, has_gap: bool = False
+    num_heads: int, head_dim: int, interleaved: bool, has_norm: bool, has_gap: bool = False,
+    has_bias: bool = False,
 ) -> dict[str, int | bool]:
     """Compile-time constants and launch options."""
     return {
@@ -248,6 +276,7 @@ def rope_constants(
         "INTERLEAVED": interleaved,
         "HAS_NORM": has_norm,
         "HAS_GAP": has_gap,
+        "HAS_BIAS": has_bias,
         "num_warps": 2,
     }
 

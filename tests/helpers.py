@@ -48,8 +48,10 @@ def chi_square_z(counts: np.ndarray, probs: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class TinyLlama:
-    """A random Llama model: sizes, and how its file stores it."""
+    """A random Llama model, or one of its kin: sizes, and how its file stores it."""
 
+    architecture: str = "llama"  # or "qwen2", which always has three biases
+    attention_bias: bool = False  # queries, keys, values and output have one
     num_layers: int = 2
     num_heads: int = 4
     num_kv_heads: int = 2
@@ -118,6 +120,16 @@ def _tiny_tensors(spec: TinyLlama) -> dict[str, np.ndarray]:
     tensors["output_norm.weight"] = norm()
     if not spec.tied:
         tensors["output.weight"] = matrix(spec.vocab_size, hidden, 3.0)
+    # Drawn last, so that a model without them has the same weights.
+    biased = {"attn_q": spec.num_heads * spec.head_dim, "attn_k": kv_size, "attn_v": kv_size}
+    if spec.attention_bias:
+        biased["attn_output"] = hidden
+    elif spec.architecture != "qwen2":
+        biased = {}
+    for layer in range(spec.num_layers):
+        for name, size in biased.items():
+            values = rng.standard_normal(size) * 0.5
+            tensors[f"blk.{layer}.{name}.bias"] = values.astype(np.float32)
     if spec.rope_factors is not None:
         tensors["rope_freqs.weight"] = np.array(spec.rope_factors, dtype=np.float32)
     return tensors
@@ -162,7 +174,7 @@ def add_shape(writer: gguf.GGUFWriter, spec: Any) -> None:
 
 def write_tiny_llama(path: Path, spec: TinyLlama) -> None:
     """Write the model as a GGUF file; matrices in the type asked for, vectors in float32."""
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), spec.architecture)
     add_shape(writer, spec)
     writer.add_rope_dimension_count(spec.head_dim)
     writer.add_rope_freq_base(spec.rope_theta)

@@ -22,7 +22,7 @@ VOCAB_SIZE = 640
 class TinyCheckpoint:
     """A random model: its class in transformers, and how it is saved."""
 
-    family: str = "Llama"  # "Llama", "Mistral", "Qwen3", "Gemma3"
+    family: str = "Llama"  # "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"
     dtype: str = "float32"
     sharded: bool = False
     tied: bool = False
@@ -61,7 +61,9 @@ def build(spec: TinyCheckpoint) -> Any:
     gemma = spec.family == "Gemma3"
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if value.ndim == 1:  # norms: Gemma's are stored minus 1
+            if name.endswith(".bias"):  # made 0 at first; as large as what it is added to
+                value.copy_(torch.randn_like(value) * 1.5)
+            elif value.ndim == 1:  # norms: Gemma's are stored minus 1
                 value.copy_(torch.rand_like(value) * 0.6 + (-0.3 if gemma else 0.7))
                 if name == "model.norm.weight" and gemma:
                     value += 3

@@ -35,7 +35,15 @@ LAYOUTS = {
     "llama3": tiny(rope_parameters=LLAMA3),
     "mistral-window": tiny("Mistral", sliding_window=20),
     "mistral-no-window": tiny("Mistral", sliding_window=None),
+    "llama-bias": tiny(attention_bias=True),
+    "llama-bias-tied-bf16": tiny(attention_bias=True, tied=True, dtype="bfloat16", sharded=True),
+    "qwen2": tiny("Qwen2"),
+    "qwen2-sharded-f16-tied": tiny("Qwen2", dtype="float16", sharded=True, tied=True),
+    # Of a published configuration: there is a window, and it is not used.
+    "qwen2-window-unused": tiny("Qwen2", sliding_window=20, max_window_layers=1),
+    "qwen2-window": tiny("Qwen2", use_sliding_window=True, sliding_window=20, max_window_layers=1),
     "qwen3": tiny("Qwen3", tied=True),
+    "qwen3-window": tiny("Qwen3", use_sliding_window=True, sliding_window=20, max_window_layers=0),
     "gemma3": GEMMA,
     "gemma3-sharded-bf16-tied": tiny(
         "Gemma3", dtype="bfloat16", sharded=True, tied=True, sliding_window=16,
@@ -105,6 +113,17 @@ def test_old_spelling_of_the_same_configuration(tmp_path):
     values |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6,
                "rope_scaling": {"type": "linear", "factor": 8.0}}
     compare(open_engine(changed(tmp_path / "gemma", path, values)), model, 16)
+
+
+def test_configuration_of_a_published_qwen2(tmp_path):
+    """As Qwen 2.5 is published: no head size, and a window that is not used."""
+    path, model = checkpoint(tiny("Qwen2", head_dim=16, rope_theta=1e6))
+    values = json.loads((path / "config.json").read_text())
+    for key in ("rope_parameters", "layer_types", "head_dim", "pad_token_id"):
+        values.pop(key, None)
+    values |= {"rope_theta": 1e6, "sliding_window": 32, "max_window_layers": 1,
+               "use_sliding_window": False, "use_mrope": False, "torch_dtype": "float32"}
+    compare(open_engine(changed(tmp_path, path, values)), model)
 
 
 def changed(target, source, config):

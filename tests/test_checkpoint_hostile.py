@@ -37,7 +37,7 @@ def load(path):
 
 
 @pytest.mark.parametrize("changes", [
-    {"model_type": "qwen2"}, {"model_type": "gpt2"}, {"attention_bias": True}, {"mlp_bias": True},
+    {"model_type": "qwen2_moe"}, {"model_type": "gpt2"}, {"mlp_bias": True}, {"use_mrope": True},
     {"hidden_act": "gelu"}, {"sliding_window": 100}, {"final_logit_softcapping": 30.0},
     {"attn_logit_softcapping": 50.0}, {"partial_rotary_factor": 0.5}, {"num_local_experts": 8},
     {"quantization_config": {"quant_method": "gptq"}}, {"auto_map": {"AutoModel": "m.M"}},
@@ -59,6 +59,36 @@ def test_unsupported_features_are_named(single, changes):
     name = {"head_dim": "head size"}.get(name, name)
     with pytest.raises(UnsupportedError, match=name):
         load(single)
+
+
+@pytest.mark.parametrize(("family", "changes"), [
+    ("Qwen2", {"rope_parameters": None, "rope_scaling": {
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}),
+    ("Qwen2", {"use_mrope": True}), ("Qwen2", {"layer_types": ["sliding_attention"] * 3}),
+    ("Qwen3", {"attention_bias": True}), ("Mistral", {"attention_bias": True}),
+], ids=str)  # fmt: skip
+def test_features_of_other_types_are_named(tmp_path, family, changes):
+    path = shutil.copytree(checkpoint(tiny(family, sliding_window=None))[0], tmp_path / "model")
+    load(path)
+    edit(path / "config.json", **changes)
+    name = "rope_type 'yarn'" if "rope_scaling" in changes else next(iter(changes))
+    with pytest.raises(UnsupportedError, match=name):
+        load(path)
+
+
+def test_window_of_qwen(tmp_path):
+    """Its values count where it is used only."""
+    path = shutil.copytree(checkpoint(tiny("Qwen2"))[0], tmp_path / "qwen2")
+    for changes in ({"max_window_layers": -1}, {"sliding_window": 0}, {"sliding_window": "all"}):
+        edit(path / "config.json", layer_types=None, max_window_layers=1, sliding_window=20)
+        edit(path / "config.json", use_sliding_window=False, **changes)
+        load(path)
+        edit(path / "config.json", use_sliding_window=True)
+        with pytest.raises(ModelFileError, match=next(iter(changes))):
+            load(path)
+    edit(path / "config.json", use_sliding_window="yes")
+    with pytest.raises(ModelFileError, match="use_sliding_window"):
+        load(path)
 
 
 def test_gemma_features_are_named(tmp_path):

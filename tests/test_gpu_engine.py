@@ -73,8 +73,10 @@ def test_decodes_what_the_cpu_decodes(pair, name):
         TinyLlama(linear_factor=4.0, rope_theta=500.0, rope_factors=tuple(1 + i for i in range(16)),
                   num_layers=1),
         TinyGemma(num_layers=2, head_dim=16, hidden_size=32, ffn_size=48, window=24),
+        TinyLlama(architecture="qwen2", num_heads=6, num_kv_heads=2, head_dim=16),
+        TinyLlama(attention_bias=True, num_layers=1, head_dim=16),
     ],
-    ids=["layers-groups-tied", "rope", "gemma"],
+    ids=["layers-groups-tied", "rope", "gemma", "qwen2", "bias"],
 )  # fmt: skip
 def test_architectures(spec):
     path = tiny_llama_path(spec) if isinstance(spec, TinyLlama) else tiny_gemma_path(spec)
@@ -175,11 +177,13 @@ def test_bfloat16_is_close(pair):
     "spec",
     [
         tiny("Mistral", sliding_window=20, num_hidden_layers=1),
+        tiny("Qwen2", tied=True, num_hidden_layers=2, use_sliding_window=True, sliding_window=20,
+             max_window_layers=1),
         tiny("Qwen3", tied=True, num_hidden_layers=1, dtype="bfloat16", sharded=True),
         tiny("Gemma3", sliding_window=24, num_hidden_layers=2,
              layer_types=["sliding_attention", "full_attention"]),
     ],
-    ids=["mistral", "qwen3", "gemma3"],
+    ids=["mistral", "qwen2", "qwen3", "gemma3"],
 )  # fmt: skip
 def test_checkpoints(spec):
     """Directories of safetensors: halves rotated, norms with an offset, windows."""

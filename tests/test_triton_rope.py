@@ -61,7 +61,8 @@ class Case:
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_rotation_and_store(dtype, interleaved, with_norm):
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_rotation_and_store(dtype, interleaved, with_norm, with_bias):
     # Five tokens: two programs of tokens; block borders; two sequences.
     positions, rows = [0, 31, 32, 199, 77], [2, 0, 0, 1, 2]
     case = Case(3, 2, 64, positions, rows, dtype)
@@ -70,9 +71,13 @@ def test_rotation_and_store(dtype, interleaved, with_norm):
     options = dict(interleaved=interleaved, eps=1e-5)
     if with_norm:
         options |= dict(q_norm=device_tensor(norms[0]), k_norm=device_tensor(norms[1]))
+    q, k, v = case.before
+    if with_bias:
+        bias = 2 * rng.standard_normal((7, 64)).astype(np.float32)
+        options["bias"] = device_tensor(bias)
+        q, k, v = q + bias[:3], k + bias[3:5], v + bias[5:]
     out = case.run(**options)
     assert out.data_ptr() == case.q.data_ptr(), "in place by default"
-    q, k, v = case.before
     close = dict(rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     written = np.zeros((24, BLOCK), bool)
     for i, (position, row) in enumerate(zip(positions, rows, strict=True)):
@@ -82,7 +87,10 @@ def test_rotation_and_store(dtype, interleaved, with_norm):
         written[block, slot] = True
         expected = rotate(k[i], position, interleaved, norms[1], 1e-5)
         np.testing.assert_allclose(float64(case.k_cache[block, :, slot]), expected, **close)
-        np.testing.assert_array_equal(float64(case.v_cache[block, :, slot]), v[i])
+        if with_bias:
+            np.testing.assert_allclose(float64(case.v_cache[block, :, slot]), v[i], **close)
+        else:
+            np.testing.assert_array_equal(float64(case.v_cache[block, :, slot]), v[i])
     for cache in (case.k_cache, case.v_cache):
         untouched = float64(cache).transpose(0, 2, 1, 3)[~written]
         assert (untouched == -99.0).all(), "slots of other tokens must stay"
@@ -121,21 +129,25 @@ def test_float16_cache_saturates():
 
 def test_a_token_has_the_same_bits_alone_and_in_a_batch():
     norm = device_tensor(np.ones(64, np.float32))
+    bias = device_tensor(np.random.default_rng(3).standard_normal((5, 64)).astype(np.float32))
     batch = Case(3, 1, 64, [0, 31, 32, 199, 77], [2, 0, 0, 1, 2], torch.bfloat16)
     alone = Case(3, 1, 64, [0, 31, 32, 199, 77], [2, 0, 0, 1, 2], torch.bfloat16)
-    together = batch.run(q_norm=norm, k_norm=norm)
+    together = batch.run(q_norm=norm, k_norm=norm, bias=bias)
     alone.q, alone.k, alone.v = alone.q[3:4], alone.k[3:4], alone.v[3:4]
     alone.positions, alone.rows = [199], [1]
-    single = alone.run(q_norm=norm, k_norm=norm)
+    single = alone.run(q_norm=norm, k_norm=norm, bias=bias)
     assert bits(single[0]) == bits(together[3])
     block = batch.table[1, 6]
     assert bits(alone.k_cache[block, :, 7]) == bits(batch.k_cache[block, :, 7])
+    assert bits(alone.v_cache[block, :, 7]) == bits(batch.v_cache[block, :, 7])
 
 
 def test_errors():
     case = Case(2, 1, 32, [0, 1], [0, 0], torch.float32)
     with pytest.raises(ValueError, match="q_norm and k_norm must be given together"):
         case.run(q_norm=case.cos[0])
+    with pytest.raises(ValueError, match=r"bias must have shape \(4, 32\)"):
+        case.run(bias=case.cos)
     case.cos = case.cos[:, :8]
     with pytest.raises(ValueError, match=r"cos must have shape \(any, 16\)"):
         case.run()

@@ -123,6 +123,8 @@ py::dict model_details(const Model& model) {
                   py::arg("is_gelu") = c.activation == Activation::kGeluTanh,
                   py::arg("tied_head") = c.tied_head,
                   py::arg("rotates_neighbours") = c.rotates_neighbours,
+                  py::arg("has_qkv_bias") = c.has_qkv_bias,
+                  py::arg("has_output_bias") = c.has_output_bias,
                   py::arg("norms_heads") = c.norms_heads,
                   py::arg("norms_outputs") = c.norms_outputs, py::arg("rotaries") = rotaries,
                   py::arg("layers") = layers);

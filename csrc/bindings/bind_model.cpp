@@ -49,6 +49,8 @@ DecoderConfig parse_config(const py::dict& dict) {
   config.activation = parse_activation(dict["activation"].cast<std::string>());
   config.tied_head = dict["tied_head"].cast<bool>();
   config.rotates_neighbours = false;  // checkpoints keep the halves of a head apart
+  config.has_qkv_bias = dict["has_qkv_bias"].cast<bool>();
+  config.has_output_bias = dict["has_output_bias"].cast<bool>();
   config.norms_heads = dict["norms_heads"].cast<bool>();
   config.norms_outputs = dict["norms_outputs"].cast<bool>();
   config.architecture = config.norms_outputs ? Architecture::kGemma3 : Architecture::kLlama;

@@ -140,7 +140,8 @@ void Decoder::attention_block(const LayerWeights& layer, int index,
     for (int row = first; row < first + count; ++row) join_splits(plan, row);
     ws_->input.quantize(first, count, config_.query_size(), {&layer.o});
   });
-  const LinearTarget out = residual_target(layer.o, ws_->input, layer.attention_post_norm);
+  const LinearTarget out = residual_target(layer.o, ws_->input, layer.o_bias,
+                                           layer.attention_post_norm);
   const TileRun gate_up = gate_and_up_run(layer);
   ask_for(layer.ffn_norm);
   run_linear({&out, 1}, ws_->input, num_rows, threads_, &gate_up);
@@ -169,17 +170,21 @@ void Decoder::keep_wanted_rows(Span<const ForwardSegment> segments) {
   ws_->plan_attention(config_, segments);
 }
 
-// Where a block's last product goes: to the residual at once, if the kernel can add and no norm
-// comes between, else to `delta`.
+// Where a block's last product goes: to the residual at once, if the kernel can add and neither
+// bias nor norm comes between, else to `delta`.
 LinearTarget Decoder::residual_target(const PackedMatrix& matrix, const ActivationRows& input,
+                                      const std::vector<float>& bias,
                                       const std::vector<float>& post_norm) {
-  const bool adds = post_norm.empty() && input.reads_blocks(matrix.view().format);
+  const bool adds =
+      bias.empty() && post_norm.empty() && input.reads_blocks(matrix.view().format);
   return {&matrix, adds ? ws_->residual.data() : ws_->delta.data(), config_.hidden_size, adds};
 }
 
-// residual += delta, normed first where the architecture has a norm after the block.
-void Decoder::add_to_residual(int row, const std::vector<float>& post_norm) {
+// residual += delta, with its bias and normed first where the architecture has them.
+void Decoder::add_to_residual(int row, const std::vector<float>& bias,
+                              const std::vector<float>& post_norm) {
   float* delta = ws_->delta.data() + size_t(row) * config_.hidden_size;
+  if (!bias.empty()) kernels().add(bias.data(), config_.hidden_size, delta);
   if (!post_norm.empty()) {
     kernels().rmsnorm(delta, post_norm.data(), config_.norm_eps, config_.hidden_size, delta);
   }
@@ -205,7 +210,7 @@ void Decoder::ffn_block(const LayerWeights& layer, int index) {
   const int num_rows = static_cast<int>(ws_->rows.size());
   for_blocks([&](int first, int count) {
     for (int row = first; ws_->adds_later && row < first + count; ++row) {
-      add_to_residual(row, layer.attention_post_norm);
+      add_to_residual(row, layer.o_bias, layer.attention_post_norm);
     }
     ws_->input.norm_and_quantize(first, count, ws_->hidden(first), layer.ffn_norm,
                                  config_.norm_eps, {&layer.gate, &layer.up});
@@ -219,11 +224,11 @@ void Decoder::ffn_block(const LayerWeights& layer, int index) {
     gate_and_up(layer, activate);
   }
   const ActivationRows& input = ws_->fused ? ws_->gated : ws_->input;
-  const LinearTarget down = residual_target(layer.down, input, layer.ffn_post_norm);
+  const LinearTarget down = residual_target(layer.down, input, {}, layer.ffn_post_norm);
   const TileRun after = run_after(index);
   if (index + 1 < config_.num_layers) ask_for(weights_->layers[index + 1].attention_norm);
   run_linear({&down, 1}, input, num_rows, threads_, &after);
-  if (!down.adds) for_rows([&](int row) { add_to_residual(row, layer.ffn_post_norm); });
+  if (!down.adds) for_rows([&](int row) { add_to_residual(row, {}, layer.ffn_post_norm); });
 }
 
 // The input of `down`, by way of gate and up in memory.

@@ -1,4 +1,4 @@
-// Forward pass of a decoder (Llama, Gemma 3) over rows of any number of sequences.
+// Forward pass of a decoder (Llama, Qwen 2, Gemma 3) over rows of any number of sequences.
 //
 // Bit-identity (design, guarantee 1): every row's result depends on its own tokens, positions and
 // passages only. Matrix products and norms work row by row in a fixed order; attention walks the KV
@@ -69,7 +69,8 @@ class Decoder {
   TileRun gate_and_up_run(const LayerWeights& layer) const;
   void gate_and_up(const LayerWeights& layer,
                    void (*activate)(const float*, const float*, int64_t, float*));
-  void rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const;
+  void rotate_head(float* head, const float* bias, const std::vector<float>& norm, int rotary,
+                   int row) const;
   void keep_wanted_rows(Span<const ForwardSegment> segments);
   void rotate_and_store(const LayerWeights& weights, int layer,
                         Span<const ForwardSegment> segments, int row);
@@ -87,8 +88,10 @@ class Decoder {
   void find_ahead(int layer, const AttentionPlan& plan, Span<const ForwardSegment> segments,
                   int64_t task, int thread, const NextRead& next, AttentionArgs* args);
   void join_splits(const AttentionPlan& plan, int row);
-  void add_to_residual(int row, const std::vector<float>& post_norm);
+  void add_to_residual(int row, const std::vector<float>& bias,
+                       const std::vector<float>& post_norm);
   LinearTarget residual_target(const PackedMatrix& matrix, const ActivationRows& input,
+                               const std::vector<float>& bias,
                                const std::vector<float>& post_norm);
   void head(Span<const ForwardSegment> segments, const LogitsConsumer& consume);
   void head_rows(Span<const ForwardSegment> segments, Span<const int> rows);

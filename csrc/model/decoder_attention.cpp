@@ -15,9 +15,17 @@ void store_key(const T* values, int head_dim, int slot, void* block) {
   for (int d = 0; d < head_dim; ++d) out[size_t(d) * kBlockTokens] = values[d];
 }
 
+// One head's part of a bias, null where the model has none.
+const float* bias_of(const std::vector<float>& bias, int head, int head_dim) {
+  return bias.empty() ? nullptr : bias.data() + size_t(head) * head_dim;
+}
+
 }  // namespace
 
-void Decoder::rotate_head(float* head, const std::vector<float>& norm, int rotary, int row) const {
+// What is left of a query or key head after its product: bias, norm, rotation.
+void Decoder::rotate_head(float* head, const float* bias, const std::vector<float>& norm,
+                          int rotary, int row) const {
+  if (bias != nullptr) kernels().add(bias, config_.head_dim, head);
   if (!norm.empty()) {
     kernels().rmsnorm(head, norm.data(), config_.norm_eps, config_.head_dim, head);
   }
@@ -30,14 +38,17 @@ void Decoder::rotate_head(float* head, const std::vector<float>& norm, int rotar
 
 void Decoder::rotate_and_store(const LayerWeights& weights, int layer,
                                Span<const ForwardSegment> segments, int row) {
+  const int head_dim = config_.head_dim, rotary = config_.layers[layer].rotary;
   float* query = ws_->query.data() + size_t(row) * config_.query_size();
   for (int h = 0; h < config_.num_heads; ++h) {
-    rotate_head(query + h * config_.head_dim, weights.q_norm, config_.layers[layer].rotary, row);
+    rotate_head(query + h * head_dim, bias_of(weights.q_bias, h, head_dim), weights.q_norm, rotary,
+                row);
   }
   for (int h = 0; h < config_.num_kv_heads; ++h) store_kv(weights, layer, segments, row, h);
 }
 
-// Rotates the key of one head and stores it with its value.
+// Makes the key of one head ready and stores it with its value. Once a row: the products get their
+// biases in place.
 void Decoder::store_kv(const LayerWeights& weights, int layer, Span<const ForwardSegment> segments,
                        int row, int kv_head) {
   const auto& r = ws_->rows[row];
@@ -46,8 +57,12 @@ void Decoder::store_kv(const LayerWeights& weights, int layer, Span<const Forwar
   const int slot = r.place % kBlockTokens;
   const size_t offset = size_t(row) * config_.kv_size() + size_t(kv_head) * head_dim;
   float* key = ws_->key.data() + offset;
-  const float* value = ws_->value.data() + offset;
-  rotate_head(key, weights.k_norm, config_.layers[layer].rotary, row);
+  float* value = ws_->value.data() + offset;
+  rotate_head(key, bias_of(weights.k_bias, kv_head, head_dim), weights.k_norm,
+              config_.layers[layer].rotary, row);
+  if (const float* bias = bias_of(weights.v_bias, kv_head, head_dim)) {
+    kernels().add(bias, head_dim, value);
+  }
   uint8_t* k_block = blocks_->data(block) + layout_.k_offset(layer, kv_head);
   uint8_t* v_row = blocks_->data(block) + layout_.v_offset(layer, kv_head) +
                    slot * head_dim * layout_.value_size_bytes();
@@ -74,7 +89,8 @@ void Decoder::prepare_task(const LayerWeights& weights, int layer, const Attenti
                         size_t(kv_head) * group * head_dim;
     std::copy(from, from + group * head_dim, query);
     for (int h = 0; h < group; ++h) {
-      rotate_head(query + h * head_dim, weights.q_norm, config_.layers[layer].rotary, row);
+      rotate_head(query + h * head_dim, bias_of(weights.q_bias, kv_head * group + h, head_dim),
+                  weights.q_norm, config_.layers[layer].rotary, row);
     }
     const int block = ws_->rows[row].place / kBlockTokens;
     if (tile.passage == kOwnBlocks && block >= tile.block_begin && block < tile.block_end) {

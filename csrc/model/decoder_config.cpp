@@ -27,9 +27,10 @@ double read_positive(const GgufFile& file, const std::string& key, double fallba
 
 Architecture read_architecture(const std::string& name) {
   if (name == "llama") return Architecture::kLlama;
+  if (name == "qwen2") return Architecture::kQwen2;
   if (name == "gemma3") return Architecture::kGemma3;
   fail(ErrorKind::kUnsupported, "architecture '", name,
-       "' is not supported; supported: llama, gemma3");
+       "' is not supported; supported: llama, qwen2, gemma3");
 }
 
 void check_heads(const DecoderConfig& config) {
@@ -111,6 +112,14 @@ void read_rotary(const GgufFile& file, const std::string& prefix, double default
   }
 }
 
+// Qwen 2 always has biases; a Llama file says by its tensors whether it has (attention_bias).
+void read_biases(const GgufFile& file, DecoderConfig* config) {
+  const bool is_llama = config->architecture == Architecture::kLlama;
+  config->has_qkv_bias = config->architecture == Architecture::kQwen2 ||
+                         (is_llama && file.find("blk.0.attn_q.bias") != nullptr);
+  config->has_output_bias = is_llama && file.find("blk.0.attn_output.bias") != nullptr;
+}
+
 // Gemma 3 report, arXiv 2503.19786: five layers with a sliding window and RoPE base 10,000 for each
 // one that sees everything; QK-norm; norms before and after each block; embeddings times sqrt(n).
 void read_gemma3(const GgufFile& file, const std::string& prefix, DecoderConfig* config) {
@@ -164,6 +173,8 @@ DecoderConfig read_decoder_config(const GgufFile& file) {
   const bool is_gemma3 = config.architecture == Architecture::kGemma3;
   read_rotary(file, prefix, is_gemma3 ? 1000000.0 : 10000.0, &config);
   if (is_gemma3) read_gemma3(file, prefix, &config);
+  if (config.architecture == Architecture::kQwen2) config.rotates_neighbours = false;
+  read_biases(file, &config);
   return config;
 }
 

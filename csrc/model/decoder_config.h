@@ -9,7 +9,7 @@
 
 namespace flarecore {
 
-enum class Architecture { kLlama, kGemma3 };
+enum class Architecture { kLlama, kQwen2, kGemma3 };
 enum class Activation { kSilu, kGeluTanh };
 
 // Rotary embedding (RoPE): which angles, and which two values of a head make a pair.
@@ -41,6 +41,8 @@ struct DecoderConfig {
   Activation activation = Activation::kSilu;
   bool tied_head = false;        // the output head is the token embedding
   bool rotates_neighbours = true;  // pairs are (2 i, 2 i + 1), else (i, i + rotary_dim / 2)
+  bool has_qkv_bias = false;     // queries, keys and values are products plus a bias
+  bool has_output_bias = false;  // attention's output is one too
   bool norms_heads = false;      // RMS norm over each query and key head
   bool norms_outputs = false;    // RMS norm of what attention and FFN add to the residual
   std::vector<RotaryConfig> rotaries;

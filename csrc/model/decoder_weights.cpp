@@ -83,6 +83,12 @@ LayerWeights load_layer(TensorLoader* loader, const DecoderConfig& config, int i
     layer.attention_post_norm = loader->vector(prefix + "post_attention_norm.weight", hidden);
     layer.ffn_post_norm = loader->vector(prefix + "post_ffw_norm.weight", hidden);
   }
+  if (config.has_qkv_bias) {
+    layer.q_bias = loader->vector(prefix + "attn_q.bias", config.query_size());
+    layer.k_bias = loader->vector(prefix + "attn_k.bias", config.kv_size());
+    layer.v_bias = loader->vector(prefix + "attn_v.bias", config.kv_size());
+  }
+  if (config.has_output_bias) layer.o_bias = loader->vector(prefix + "attn_output.bias", hidden);
   layer.q = loader->matrix(prefix + "attn_q.weight", config.query_size(), hidden);
   layer.k = loader->matrix(prefix + "attn_k.weight", config.kv_size(), hidden);
   layer.v = loader->matrix(prefix + "attn_v.weight", config.kv_size(), hidden);

@@ -17,6 +17,8 @@ struct LayerWeights {
   std::vector<float> ffn_norm;        // (hidden)
   std::vector<float> q_norm, k_norm;  // (head_dim), only if the config norms heads
   std::vector<float> attention_post_norm, ffn_post_norm;  // (hidden), only if it norms outputs
+  std::vector<float> q_bias, k_bias, v_bias;  // (query), (kv) twice, only if it has_qkv_bias
+  std::vector<float> o_bias;                  // (hidden), only if it has_output_bias
   PackedMatrix q, k, v, o;            // (query, hidden), (kv, hidden) twice, (hidden, query)
   PackedMatrix gate, up, down;        // (ffn, hidden) twice, (hidden, ffn)
 };

@@ -9,47 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from flarecore.checkpoint.json_file import Section
 from flarecore.checkpoint.rope import rope_frequencies
+from flarecore.checkpoint.shape import (
+    MAX_CONTEXT,
+    MAX_SIZE,
+    NEUTRAL,
+    DecoderShape,
+    object_of,
+    read_sizes,
+    refuse,
+    rope_section,
+)
 from flarecore.errors import ModelFileError, UnsupportedError
 
-__all__ = ["MODEL_TYPES", "DecoderShape", "read_config"]
-
-# key -> values that mean what is computed anyway, besides null.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType({
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "qkv_bias": (False,),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
-    "logit_scale": (1,),
-    "logits_scaling": (1,),
-    "embedding_multiplier": (1,),
-    "residual_multiplier": (1,),
-    "attention_multiplier": (),
-    "clip_qkv": (),
-    "use_qk_norm": (False,),
-    "parallel_attn": (False,),
-    "alibi": (False,),
-    "rope_interleaved": (False,),
-    "no_rope_layers": ([],),
-    "num_experts": (0,),
-    "num_local_experts": (0, 1),
-    "n_routed_experts": (0,),
-    "use_bidirectional_attention": (False,),
-    "add_cross_attention": (False,),
-    "is_encoder_decoder": (False,),
-    "quantization_config": (),
-    "auto_map": ({},),  # code of its own
-})
+__all__ = ["MODEL_TYPES", "read_config"]
 
 # Types whose maths is known to differ, and how.
 _REFUSED: Mapping[str, str] = MappingProxyType({
-    "qwen2": "query, key and value projections with a bias (attention_bias)",
     "smollm3": "layers without rotary embedding (no_rope_layers)",
     "mixtral": "a mixture of experts (num_local_experts)",
     "gemma": "Gemma 1's blocks", "gemma2": "soft-capped logits (attn_logit_softcapping)",
@@ -68,19 +48,24 @@ _GEMMA_LAYER: Mapping[str, str] = MappingProxyType({
     "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
 })
 
+_QKV = ("attn_q", "attn_k", "attn_v")
+
 _LLAMA_DEFAULTS: Mapping[str, Any] = MappingProxyType({
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
     "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10000.0,
+    "attention_bias": False,
 })
 _MISTRAL_DEFAULTS: Mapping[str, Any] = MappingProxyType({
     **_LLAMA_DEFAULTS, "intermediate_size": 14336, "num_key_value_heads": 8,
     "max_position_embeddings": 4096 * 32,
 })
-_QWEN3_DEFAULTS: Mapping[str, Any] = MappingProxyType({
-    **_LLAMA_DEFAULTS, "vocab_size": 151936, "intermediate_size": 22016, "head_dim": 128,
-    "num_key_value_heads": 32, "max_position_embeddings": 32768,
+_QWEN2_DEFAULTS: Mapping[str, Any] = MappingProxyType({
+    **_LLAMA_DEFAULTS, "vocab_size": 151936, "intermediate_size": 22016,
+    "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False,
+    "sliding_window": 4096, "max_window_layers": 28,
 })
+_QWEN3_DEFAULTS: Mapping[str, Any] = MappingProxyType({**_QWEN2_DEFAULTS, "head_dim": 128})
 _GEMMA_DEFAULTS: Mapping[str, Any] = MappingProxyType({
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
@@ -89,32 +74,6 @@ _GEMMA_DEFAULTS: Mapping[str, Any] = MappingProxyType({
     "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
     "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
 })
-
-_MAX_SIZE = 1 << 20
-_MAX_CONTEXT = 1 << 24
-_ORIGINAL_LENGTH = "original_max_position_embeddings"
-
-
-@dataclass(frozen=True)
-class DecoderShape:
-    """What the native decoder is told.
-
-    Attributes
-    ----------
-    native : dict
-        Argument ``config`` of ``_C.Model.from_checkpoint``, but for its name.
-    layer_names : mapping of str to str
-        Tensor of a layer in a GGUF file -> in the checkpoint, both without ``.weight``.
-    tied : bool
-        The output head is the token embedding.
-    vector_offset : float
-        What is added to every norm's weights.
-    """
-
-    native: dict[str, Any]
-    layer_names: Mapping[str, str]
-    tied: bool
-    vector_offset: float = 0.0
 
 
 def read_config(values: Mapping[str, Any], where: str) -> DecoderShape:
@@ -144,8 +103,9 @@ def read_config(values: Mapping[str, Any], where: str) -> DecoderShape:
 
 def _llama(values: Mapping[str, Any], where: str) -> DecoderShape:
     section = Section(values, where, _LLAMA_DEFAULTS)
-    _refuse(section, "sliding_window")  # transformers' Llama leaves it out: what is meant?
-    return _llama_like(section, 0, _LLAMA_LAYER)
+    refuse(section, "sliding_window")  # transformers' Llama leaves it out: what is meant?
+    biased = (*_QKV, "attn_output") if section.boolean("attention_bias") else ()
+    return _llama_like(section, 0, _LLAMA_LAYER, biased=biased)
 
 
 def _mistral(values: Mapping[str, Any], where: str) -> DecoderShape:
@@ -154,37 +114,57 @@ def _mistral(values: Mapping[str, Any], where: str) -> DecoderShape:
     if values.get("sliding_window", 4096) is None:
         return _llama_like(section, 0, _LLAMA_LAYER)
     window = Section(values, where, {"sliding_window": 4096})
-    return _llama_like(section, window.integer("sliding_window", 1, _MAX_CONTEXT), _LLAMA_LAYER)
+    return _llama_like(section, window.integer("sliding_window", 1, MAX_CONTEXT), _LLAMA_LAYER)
+
+
+def _qwen2(values: Mapping[str, Any], where: str) -> DecoderShape:
+    section = Section(values, where, _QWEN2_DEFAULTS)
+    window, num_full = _qwen_window(section)
+    return _llama_like(section, window, _LLAMA_LAYER, num_full=num_full, biased=_QKV)
 
 
 def _qwen3(values: Mapping[str, Any], where: str) -> DecoderShape:
     section = Section(values, where, _QWEN3_DEFAULTS)
-    if section.get("use_sliding_window"):
-        raise UnsupportedError(f"{where}: use_sliding_window is not supported for qwen3")
-    shape = _llama_like(section, 0, MappingProxyType({**_LLAMA_LAYER, **_HEAD_NORMS}))
+    window, num_full = _qwen_window(section)
+    names = MappingProxyType({**_LLAMA_LAYER, **_HEAD_NORMS})
+    shape = _llama_like(section, window, names, num_full=num_full)
     shape.native["norms_heads"] = True
     return shape
 
 
-def _llama_like(section: Section, window: int, layer_names: Mapping[str, str]) -> DecoderShape:
-    native = _sizes(section, "hidden_act", "silu")
-    expected = "sliding_attention" if window else "full_attention"
+def _qwen_window(section: Section) -> tuple[int, int]:
+    """The window, and how many of the first layers see everything nevertheless."""
+    # As for Mistral, null means that there is no window.
+    has_window = section.values.get("sliding_window", 4096) is not None
+    if not section.boolean("use_sliding_window") or not has_window:
+        return 0, 0
+    return (section.integer("sliding_window", 1, MAX_CONTEXT),
+            section.integer("max_window_layers", 0, MAX_SIZE))
+
+
+def _llama_like(section: Section, window: int, layer_names: Mapping[str, str], *,
+                num_full: int = 0, biased: tuple[str, ...] = ()) -> DecoderShape:
+    """The first `num_full` layers have no window. `biased`: see :class:`DecoderShape`."""
+    native = read_sizes(section, "hidden_act", "silu", biased)
+    windows = [0 if i < num_full else window for i in range(native["num_layers"])]
+    expected = ["sliding_attention" if size else "full_attention" for size in windows]
     types = section.get("layer_types")
-    if types is not None and types != [expected] * native["num_layers"]:
+    if types is not None and types != expected:
         raise UnsupportedError(f"{section.where}: layer_types {types!r:.80} is not supported")
     # Older files have the type in rope_scaling and the base beside it, newer ones all in one place.
     rope = section.get("rope_scaling") or section.get("rope_parameters") or {}
     native["inverse_frequencies"] = [
-        rope_frequencies(_rope(section, rope, section.positive("rope_theta")), native["head_dim"])
+        rope_frequencies(rope_section(section, rope, section.positive("rope_theta")),
+                         native["head_dim"])
     ]
-    native["layers"] = [(window, 0)] * native["num_layers"]
-    return DecoderShape(native, layer_names, native["tied_head"])
+    native["layers"] = [(size, 0) for size in windows]
+    return DecoderShape(native, layer_names, native["tied_head"], biased=biased)
 
 
 def _gemma3(values: Mapping[str, Any], where: str) -> DecoderShape:
     """The text part of a model that also sees images."""
-    for key in _NEUTRAL:
-        _refuse(Section(values, where, {}), key)
+    for key in NEUTRAL:
+        refuse(Section(values, where, {}), key)
     text = dict(Section(values, where, {}).section("text_config").values)
     if text.get("model_type", "gemma3_text") != "gemma3_text":
         raise UnsupportedError(f"{where}: text_config: model_type {text['model_type']!r:.60} is "
@@ -201,7 +181,7 @@ def _gemma3(values: Mapping[str, Any], where: str) -> DecoderShape:
 def _gemma3_text(values: Mapping[str, Any], where: str) -> DecoderShape:
     # Gemma 3 report, arXiv 2503.19786.
     section = Section(values, where, _GEMMA_DEFAULTS)
-    native = _sizes(section, "hidden_activation", "gelu_pytorch_tanh")
+    native = read_sizes(section, "hidden_activation", "gelu_pytorch_tanh")
     native |= {
         "attention_scale": section.positive("query_pre_attn_scalar") ** -0.5,
         "embedding_scale": math.sqrt(native["hidden_size"]),
@@ -209,7 +189,7 @@ def _gemma3_text(values: Mapping[str, Any], where: str) -> DecoderShape:
     }
     if values.get("sliding_window", 4096) is None:
         raise UnsupportedError(f"{where}: sliding_window null is not supported: Gemma 3 has one")
-    window = section.integer("sliding_window", 1, _MAX_CONTEXT)
+    window = section.integer("sliding_window", 1, MAX_CONTEXT)
     slides = _sliding_layers(section, native["num_layers"])
     native["layers"] = [(window, 1) if sliding else (0, 0) for sliding in slides]
     native["inverse_frequencies"] = [
@@ -221,7 +201,7 @@ def _gemma3_text(values: Mapping[str, Any], where: str) -> DecoderShape:
 def _sliding_layers(section: Section, num_layers: int) -> list[bool]:
     types = section.get("layer_types")
     if types is None:
-        pattern = section.integer("sliding_window_pattern", 1, _MAX_SIZE)
+        pattern = section.integer("sliding_window_pattern", 1, MAX_SIZE)
         return [(i + 1) % pattern != 0 for i in range(num_layers)]
     known = ("sliding_attention", "full_attention")
     if (not isinstance(types, list) or len(types) != num_layers
@@ -240,75 +220,16 @@ def _gemma3_ropes(section: Section) -> tuple[Section, Section]:
         raise UnsupportedError(f"{section.where}: rope_parameters must hold {' and '.join(names)}, "
                                f"it is {nested!r:.80}")
     bases = (section.positive("rope_theta"), section.positive("rope_local_base_freq"))
-    full, local = (_rope(section, nested.get(name) or {}, base)
+    full, local = (rope_section(section, nested.get(name) or {}, base)
                    for name, base in zip(names, bases, strict=True))
     if scaling := section.get("rope_scaling"):
-        full = _rope(section, {**full.values, **_mapping(section, "rope_scaling", scaling)},
-                     bases[0])
+        scaled = {**full.values, **object_of(section, "rope_scaling", scaling)}
+        full = rope_section(section, scaled, bases[0])
     return full, local
-
-
-def _rope(section: Section, rope: Any, base: float) -> Section:
-    length = section.get(_ORIGINAL_LENGTH)
-    values = dict(_mapping(section, "rope_parameters", rope))
-    if length is not None:
-        values[_ORIGINAL_LENGTH] = length
-    defaults = {"rope_theta": base, "partial_rotary_factor": section.get("partial_rotary_factor"),
-                _ORIGINAL_LENGTH: section.get("max_position_embeddings")}
-    return Section(values, f"{section.where}: rope_parameters", defaults)
-
-
-def _mapping(section: Section, key: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ModelFileError(f"{section.where}: {key} is {value!r:.80}, expected an object")
-    return value
-
-
-def _refuse(section: Section, key: str) -> None:
-    value = section.values.get(key)
-    if value is not None and value not in _NEUTRAL.get(key, ()):
-        raise UnsupportedError(
-            f"{section.where}: {key} is {value!r:.80}, which is not supported; running the model "
-            f"without it would give wrong results")
-
-
-def _sizes(section: Section, activation_key: str, activation: str) -> dict[str, Any]:
-    """What all types have in common, as Llama has it."""
-    for key in _NEUTRAL:
-        _refuse(section, key)
-    if section.get(activation_key) != activation:
-        raise UnsupportedError(f"{section.where}: {activation_key} {section.get(activation_key)!r} "
-                               f"is not supported; supported: {activation!r}")
-    hidden = section.integer("hidden_size", 1, _MAX_SIZE)
-    heads = section.integer("num_attention_heads", 1, _MAX_SIZE)
-    if section.get("head_dim") is not None:
-        head_dim = section.integer("head_dim", 1, _MAX_SIZE)
-    elif hidden % heads:
-        raise ModelFileError(f"{section.where}: hidden_size {hidden} is no multiple of "
-                             f"num_attention_heads {heads}, and head_dim is missing")
-    else:
-        head_dim = hidden // heads
-    # null is no missing value here: it means as many as query heads.
-    kv_heads = heads
-    if section.values.get("num_key_value_heads", section.defaults.get("num_key_value_heads")):
-        kv_heads = section.integer("num_key_value_heads", 1, _MAX_SIZE)
-    eps = section.positive("rms_norm_eps")
-    return {
-        "architecture": section.get("model_type") or "gemma3_text",
-        "num_layers": section.integer("num_hidden_layers", 1, 1024),
-        "hidden_size": hidden,
-        "intermediate_size": section.integer("intermediate_size", 1, _MAX_SIZE),
-        "num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim,
-        "context_length": section.integer("max_position_embeddings", 1, _MAX_CONTEXT),
-        "vocab_size": section.integer("vocab_size", 1, (1 << 31) - 1),
-        "norm_eps": eps, "attention_scale": head_dim**-0.5, "embedding_scale": 1.0,
-        "activation": "silu", "tied_head": section.boolean("tie_word_embeddings"),
-        "norms_heads": False, "norms_outputs": False,
-    }
 
 
 # model_type -> reader.
 MODEL_TYPES: Mapping[str, Callable[[Mapping[str, Any], str], DecoderShape]] = MappingProxyType({
-    "llama": _llama, "mistral": _mistral, "qwen3": _qwen3, "gemma3_text": _gemma3_text,
-    "gemma3": _gemma3,
+    "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3,
+    "gemma3_text": _gemma3_text, "gemma3": _gemma3,
 })

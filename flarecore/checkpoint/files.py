@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flarecore import _C
-from flarecore.checkpoint.config import DecoderShape
 from flarecore.checkpoint.json_file import read_json
+from flarecore.checkpoint.shape import DecoderShape
 from flarecore.errors import ModelFileError, UnsupportedError
 
 __all__ = ["CheckpointFiles"]
@@ -105,9 +105,14 @@ class CheckpointFiles:
         for layer in range(shape.native["num_layers"]):
             for ours, theirs in shape.layer_names.items():
                 names[f"blk.{layer}.{ours}.weight"] = f"{prefix}layers.{layer}.{theirs}.weight"
+            for ours in shape.biased:
+                theirs = shape.layer_names[ours]
+                names[f"blk.{layer}.{ours}.bias"] = f"{prefix}layers.{layer}.{theirs}.bias"
         for name in names.values():
             if name not in self.place_of:
-                raise ModelFileError(f"{self._file_list()}: tensor {name} is missing; the "
+                why = (", which attention_bias or model_type in config.json announces,"
+                       if name.endswith(".bias") else "")
+                raise ModelFileError(f"{self._file_list()}: tensor {name}{why} is missing; the "
                                      "checkpoint is incomplete or for another architecture")
         self._check_nothing_left({*names.values(), head})
         return {ours: (self.place_of[theirs], theirs) for ours, theirs in names.items()}
@@ -132,9 +137,10 @@ class CheckpointFiles:
         for name, place in self.place_of.items():
             if name in used or name.startswith(_OTHER_PARTS) or name.endswith(_BUFFER):
                 continue
+            why = (" (config.json does not announce this bias)" if name.endswith(".bias") else "")
             raise UnsupportedError(
                 f"{self.paths[place]}: tensor {name!r:.120} is not part of the forward pass of "
-                "this architecture; running without it would give wrong results")
+                f"this architecture{why}; running without it would give wrong results")
 
 
 def bytes_differ(one: Any, other: Any) -> bool:

@@ -222,6 +222,8 @@ class Forward:
                 return  # all that prefill is for is in the cache now
             self._attend(index, q, rows, is_prefill)
             multiply(buffers.attended, layer.output, buffers.delta, n)
+            if layer.output_bias is not None:
+                buffers.delta[:n].add_(layer.output_bias)
             self._add_and_norm(n, layer.attention_post_norm, layer.ffn_norm)
             multiply(buffers.normed, layer.gate_up, buffers.gate_up, n)
             ffn = shape.intermediate_size
@@ -242,7 +244,7 @@ class Forward:
         rotated: torch.Tensor = self._kernels.rope.rope_store(
             q, k, v, *self._angles[shape.layers[index].rotary], rows.positions, rows.table_rows,
             rows.block_table, *self.kv.layers[index], interleaved=shape.rotates_neighbours,
-            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=self._eps,
+            q_norm=layer.q_norm, k_norm=layer.k_norm, bias=layer.qkv_bias, eps=self._eps,
             layout=None if rows.passages is None else rows.passages.layout)
         return rotated
 

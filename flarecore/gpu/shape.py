@@ -37,6 +37,8 @@ class DecoderShape:
         (rotary_dim / 2,) float32 radians per position of each pair; one array per kind of layer.
     rotates_neighbours
         Pairs are (2 i, 2 i + 1) as in Llama's GGUF files, else (i, i + head_dim / 2).
+    has_qkv_bias, has_output_bias
+        Queries, keys and values are products plus a bias (Qwen 2); attention's output is one too.
     norms_heads, norms_outputs
         RMSNorm over each query and key head; RMSNorm of what a block adds to the residual (Gemma).
     """
@@ -55,6 +57,8 @@ class DecoderShape:
     is_gelu: bool
     tied_head: bool
     rotates_neighbours: bool
+    has_qkv_bias: bool
+    has_output_bias: bool
     norms_heads: bool
     norms_outputs: bool
     rotaries: tuple[npt.NDArray[np.float32], ...]
@@ -90,7 +94,8 @@ class DecoderShape:
         names = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads",
                  "head_dim", "context_length", "vocab_size")
         flags = ("norm_eps", "attention_scale", "embedding_scale", "is_gelu", "tied_head",
-                 "rotates_neighbours", "norms_heads", "norms_outputs")
+                 "rotates_neighbours", "has_qkv_bias", "has_output_bias", "norms_heads",
+                 "norms_outputs")
         shape = cls(
             **{name: config[name] for name in names}, **{name: details[name] for name in flags},
             rotaries=tuple(details["rotaries"]),

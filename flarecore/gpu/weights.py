@@ -63,9 +63,10 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Norm weights are float32 vectors, matrices (outputs, inputs).
+    """One layer. Norm weights and biases are float32 vectors, matrices (outputs, inputs).
 
     ``qkv`` has the rows of queries, then keys, then values; ``gate_up`` those of gate, then up.
+    ``qkv_bias`` is (heads, head_dim), the heads in the order of ``qkv``.
     """
 
     attention_norm: torch.Tensor
@@ -78,6 +79,8 @@ class LayerWeights:
     k_norm: torch.Tensor | None = None
     attention_post_norm: torch.Tensor | None = None
     ffn_post_norm: torch.Tensor | None = None
+    qkv_bias: torch.Tensor | None = None
+    output_bias: torch.Tensor | None = None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -176,6 +179,14 @@ def _load_layer(loader: _Loader, shape: DecoderShape, index: int) -> LayerWeight
         return f"blk.{index}.{part}.weight"
 
     hidden, ffn = shape.hidden_size, shape.intermediate_size
+    qkv_bias = output_bias = None
+    if shape.has_qkv_bias:
+        qkv_bias = torch.cat([
+            loader.vector(f"blk.{index}.{part}.bias", size)
+            for part, size in (("attn_q", shape.query_size), ("attn_k", shape.kv_size),
+                               ("attn_v", shape.kv_size))]).view(-1, shape.head_dim)
+    if shape.has_output_bias:
+        output_bias = loader.vector(f"blk.{index}.attn_output.bias", hidden)
     return LayerWeights(
         attention_norm=loader.vector(name("attn_norm"), hidden),
         qkv=loader.matrix([name("attn_q"), name("attn_k"), name("attn_v")],
@@ -189,7 +200,8 @@ def _load_layer(loader: _Loader, shape: DecoderShape, index: int) -> LayerWeight
         attention_post_norm=(loader.vector(name("post_attention_norm"), hidden)
                              if shape.norms_outputs else None),
         ffn_post_norm=(loader.vector(name("post_ffw_norm"), hidden)
-                       if shape.norms_outputs else None))
+                       if shape.norms_outputs else None),
+        qkv_bias=qkv_bias, output_bias=output_bias)
 
 
 def load_weights(

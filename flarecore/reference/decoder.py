@@ -1,7 +1,8 @@
-"""The reference Llama forward pass in numpy: no cache, one matrix at a time.
+"""The reference forward pass of Llama and Qwen 2 in numpy: no cache, one matrix at a time.
 
 Architecture: Touvron et al. 2023, arXiv 2302.13971 (pre-norm RMSNorm, rotary embeddings, SwiGLU),
-with grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
+with grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245). Qwen 2 (arXiv 2407.10671) adds
+biases to queries, keys and values.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ def _rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return np.asarray(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight)
 
 
-def _rotate(x: Array, angles: Array) -> Array:
-    """Rotate the pairs (2i, 2i + 1) of each head. x (T, heads, d), angles (T, d / 2)."""
+def _rotate(x: Array, angles: Array, neighbours: bool) -> Array:
+    """Rotate the pairs (2i, 2i + 1) of each head, or (i, i + d / 2).
+
+    x (T, heads, d), angles (T, d / 2).
+    """
     cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
+    half = x.shape[-1] // 2
+    first = slice(0, None, 2) if neighbours else slice(half)
+    second = slice(1, None, 2) if neighbours else slice(half, None)
     rotated = np.empty_like(x)
-    rotated[..., 0::2] = x[..., 0::2] * cos - x[..., 1::2] * sin
-    rotated[..., 1::2] = x[..., 0::2] * sin + x[..., 1::2] * cos
+    rotated[..., first] = x[..., first] * cos - x[..., second] * sin
+    rotated[..., second] = x[..., first] * sin + x[..., second] * cos
     return rotated
 
 
@@ -39,7 +46,7 @@ def _silu(x: Array) -> Array:
 
 
 class ReferenceDecoder:
-    """Logits of a Llama model, recomputed from the first token at every call.
+    """Logits of a Llama or Qwen 2 model, recomputed from the first token at every call.
 
     Parameters
     ----------
@@ -118,7 +125,9 @@ class ReferenceDecoder:
 
     def _linear(self, layer: int, name: str, x: Array) -> Array:
         is_quantized = f"blk.{layer}.{name}.weight" in self.weights.quantized
-        return self._product(x, self.weights.layer(layer, name), is_quantized)
+        out = self._product(x, self.weights.layer(layer, name), is_quantized)
+        bias = self.weights.bias(layer, name)
+        return out if bias is None else np.asarray(out + self._cast(bias))
 
     def _product(self, x: Array, weight: Array, is_quantized: bool) -> Array:
         if self._is_int8 and is_quantized:
@@ -134,7 +143,7 @@ class ReferenceDecoder:
         q = self._linear(layer, "attn_q", x).reshape(num_tokens, shape.num_heads, shape.head_dim)
         k = self._linear(layer, "attn_k", x).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
         v = self._linear(layer, "attn_v", x).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
-        q, k = _rotate(q, angles), _rotate(k, angles)
+        q, k = (_rotate(x, angles, shape.rotates_neighbours) for x in (q, k))
         if self._is_int8:
             k, v = (kv.astype(np.float16).astype(self._dtype) for kv in (k, v))
         heads = np.empty_like(q)

@@ -1,4 +1,4 @@
-"""A Llama GGUF file as plain float32 arrays, read independently of the native reader."""
+"""A Llama or Qwen 2 GGUF file as plain float32 arrays, read independently of the native reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """Sizes and constants of a Llama model.
+    """Sizes and constants of a Llama or Qwen 2 model.
 
     Attributes
     ----------
@@ -32,6 +32,9 @@ class LlamaShape:
     inverse_frequencies
         (head_dim / 2,) float64 rotation of each pair in radians per position, with every kind of
         rope scaling already applied.
+    rotates_neighbours
+        Rows of ``attn_q`` and ``attn_k`` are ordered for rotation of the pairs ``(2i, 2i + 1)``, as
+        in every Llama GGUF, else ``(i, i + head_dim / 2)``.
     """
 
     num_layers: int
@@ -44,6 +47,7 @@ class LlamaShape:
     context_length: int
     rms_eps: float
     inverse_frequencies: npt.NDArray[np.float64]
+    rotates_neighbours: bool
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,10 @@ class Weights:
         """Tensor ``blk.<index>.<name>.weight``."""
         return self.tensors[f"blk.{index}.{name}.weight"]
 
+    def bias(self, index: int, name: str) -> Float32 | None:
+        """Tensor ``blk.<index>.<name>.bias``; None where the file has none."""
+        return self.tensors.get(f"blk.{index}.{name}.bias")
+
     @property
     def head(self) -> Float32:
         """(vocab, hidden) Output head; the embedding where the file has none (tied)."""
@@ -82,10 +90,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class LlamaWeights(Weights):
-    """Shape and dequantised tensors of a Llama model.
-
-    As in every Llama GGUF, the rows of ``attn_q`` and ``attn_k`` are ordered for rotation of
-    neighbouring pairs ``(2i, 2i + 1)``.
+    """Shape and dequantised tensors of a Llama or Qwen 2 model.
 
     Attributes
     ----------
@@ -97,16 +102,16 @@ class LlamaWeights(Weights):
 
 
 def _inverse_frequencies(
-    metadata: dict[str, Any], head_dim: int, factors: Float32 | None
+    metadata: dict[str, Any], prefix: str, head_dim: int, factors: Float32 | None
 ) -> npt.NDArray[np.float64]:
     """(head_dim / 2,) theta^(-2i/d), divided by the file's per-pair factors and linear factor."""
-    theta = float(metadata.get("llama.rope.freq_base", 10000.0))
+    theta = float(metadata.get(f"{prefix}rope.freq_base", 10000.0))
     frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if factors is not None:
         frequencies = frequencies / factors.astype(np.float64)
-    kind = metadata.get("llama.rope.scaling.type", "none")
+    kind = metadata.get(f"{prefix}rope.scaling.type", "none")
     if kind == "linear":
-        frequencies = frequencies / float(metadata["llama.rope.scaling.factor"])
+        frequencies = frequencies / float(metadata[f"{prefix}rope.scaling.factor"])
     elif kind != "none":
         raise UnsupportedError(f"the reference knows rope scaling none and linear, got {kind!r}")
     return frequencies
@@ -114,32 +119,34 @@ def _inverse_frequencies(
 
 def _read_shape(metadata: dict[str, Any], tensors: dict[str, Float32]) -> LlamaShape:
     architecture = metadata.get("general.architecture")
-    if architecture != "llama":
+    if architecture not in ("llama", "qwen2"):
         raise UnsupportedError(
-            f"the reference decoder reads the llama architecture, got {architecture!r}"
+            f"the reference decoder reads the llama and qwen2 architectures, got {architecture!r}"
         )
-    hidden_size = int(metadata["llama.embedding_length"])
-    num_heads = int(metadata["llama.attention.head_count"])
-    head_dim = int(metadata.get("llama.attention.key_length", hidden_size // num_heads))
-    num_rotated = int(metadata.get("llama.rope.dimension_count", head_dim))
+    prefix = f"{architecture}."
+    hidden_size = int(metadata[f"{prefix}embedding_length"])
+    num_heads = int(metadata[f"{prefix}attention.head_count"])
+    head_dim = int(metadata.get(f"{prefix}attention.key_length", hidden_size // num_heads))
+    num_rotated = int(metadata.get(f"{prefix}rope.dimension_count", head_dim))
     if num_rotated != head_dim:
         raise UnsupportedError(
             f"the reference rotates whole heads of {head_dim}, got "
-            f"llama.rope.dimension_count = {num_rotated}"
+            f"{prefix}rope.dimension_count = {num_rotated}"
         )
     return LlamaShape(
-        num_layers=int(metadata["llama.block_count"]),
+        num_layers=int(metadata[f"{prefix}block_count"]),
         hidden_size=hidden_size,
-        ffn_size=int(metadata["llama.feed_forward_length"]),
+        ffn_size=int(metadata[f"{prefix}feed_forward_length"]),
         num_heads=num_heads,
-        num_kv_heads=int(metadata.get("llama.attention.head_count_kv", num_heads)),
+        num_kv_heads=int(metadata.get(f"{prefix}attention.head_count_kv", num_heads)),
         head_dim=head_dim,
         vocab_size=tensors["token_embd.weight"].shape[0],
-        context_length=int(metadata["llama.context_length"]),
-        rms_eps=float(metadata["llama.attention.layer_norm_rms_epsilon"]),
+        context_length=int(metadata[f"{prefix}context_length"]),
+        rms_eps=float(metadata[f"{prefix}attention.layer_norm_rms_epsilon"]),
         inverse_frequencies=_inverse_frequencies(
-            metadata, head_dim, tensors.get("rope_freqs.weight")
+            metadata, prefix, head_dim, tensors.get("rope_freqs.weight")
         ),
+        rotates_neighbours=architecture == "llama",
     )
 
 
@@ -149,7 +156,7 @@ def load_llama_gguf(path: str | Path) -> LlamaWeights:
     Parameters
     ----------
     path
-        A GGUF file of the Llama architecture.
+        A GGUF file of the llama or the qwen2 architecture.
 
     Returns
     -------

@@ -34,11 +34,13 @@ _LAYER_NAMES = {
 }
 
 
-def _halves_from_pairs(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """Reorder (heads * d, K) rows from rotation of (2i, 2i + 1) to rotation of (i, i + d / 2)."""
-    rows, columns = weight.shape
-    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, columns)
+def _halves_from_pairs(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+    """Reorder rows from rotation of (2i, 2i + 1) to rotation of (i, i + d / 2).
+
+    (heads * d, K) of a matrix, (heads * d,) of a bias.
+    """
+    pairs = values.reshape(num_heads, len(values) // num_heads // 2, 2, -1)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
 
 
 def _state_dict(weights: LlamaWeights, torch: Any) -> dict[str, Any]:
@@ -50,17 +52,28 @@ def _state_dict(weights: LlamaWeights, torch: Any) -> dict[str, Any]:
     }
     for layer in range(shape.num_layers):
         for ours, theirs in _LAYER_NAMES.items():
-            tensor = weights.layer(layer, ours)
-            if ours == "attn_q":
-                tensor = _halves_from_pairs(tensor, shape.num_heads)
-            elif ours == "attn_k":
-                tensor = _halves_from_pairs(tensor, shape.num_kv_heads)
-            arrays[f"model.layers.{layer}.{theirs}.weight"] = tensor
+            for kind, tensor in (("weight", weights.layer(layer, ours)),
+                                 ("bias", weights.bias(layer, ours))):
+                if tensor is None:
+                    continue
+                if shape.rotates_neighbours and ours in ("attn_q", "attn_k"):
+                    heads = shape.num_heads if ours == "attn_q" else shape.num_kv_heads
+                    tensor = _halves_from_pairs(tensor, heads)
+                arrays[f"model.layers.{layer}.{theirs}.{kind}"] = tensor
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _config(shape: LlamaShape, tied: bool, transformers: Any) -> Any:
-    return transformers.LlamaConfig(
+def _is_qwen2(shape: LlamaShape) -> bool:
+    return not shape.rotates_neighbours
+
+
+def _config(weights: LlamaWeights, tied: bool, transformers: Any) -> Any:
+    shape = weights.shape
+    # A Llama has either all four biases of attention or none; Qwen 2 always has three.
+    kind, options = ((transformers.Qwen2Config, {}) if _is_qwen2(shape) else
+                     (transformers.LlamaConfig,
+                      {"attention_bias": weights.bias(0, "attn_q") is not None}))
+    return kind(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.ffn_size,
@@ -74,11 +87,12 @@ def _config(shape: LlamaShape, tied: bool, transformers: Any) -> Any:
         bos_token_id=None,
         eos_token_id=None,
         attn_implementation="eager",
+        **options,
     )
 
 
 def build_transformers_llama(weights: LlamaWeights) -> Any:
-    """Build a float32 ``LlamaForCausalLM`` with exactly the weights of a GGUF file.
+    """Build a float32 model with exactly the weights of a Llama or Qwen 2 GGUF file.
 
     Parameters
     ----------
@@ -87,7 +101,7 @@ def build_transformers_llama(weights: LlamaWeights) -> Any:
 
     Returns
     -------
-    transformers.LlamaForCausalLM
+    transformers.LlamaForCausalLM or transformers.Qwen2ForCausalLM
         In evaluation mode, on the CPU.
 
     Raises
@@ -99,7 +113,9 @@ def build_transformers_llama(weights: LlamaWeights) -> Any:
     tied = "output.weight" not in weights.tensors
     # On the meta device nothing is initialised at random only to be overwritten.
     with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(_config(weights.shape, tied, transformers))
+        kind = (transformers.Qwen2ForCausalLM if _is_qwen2(weights.shape)
+                else transformers.LlamaForCausalLM)
+        model = kind(_config(weights, tied, transformers))
     model.load_state_dict(_state_dict(weights, torch), strict=True, assign=True)
     if tied:
         model.tie_weights()
@@ -117,7 +133,7 @@ class TransformersDecoder:
     Parameters
     ----------
     model
-        A Llama GGUF file, the weights of a Llama or Gemma file, or a model that
+        A Llama or Qwen 2 GGUF file, the weights of such a file or of a Gemma file, or a model that
         `build_transformers_llama` or `build_transformers_gemma` made.
     """
 

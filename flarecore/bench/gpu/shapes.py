@@ -26,7 +26,8 @@ def _llama(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, head_d
         num_layers=layers, hidden_size=hidden, intermediate_size=ffn, num_heads=heads,
         num_kv_heads=kv_heads, head_dim=head_dim, context_length=context, vocab_size=vocab,
         norm_eps=1e-5, attention_scale=head_dim**-0.5, embedding_scale=1.0, is_gelu=False,
-        tied_head=tied, rotates_neighbours=True, norms_heads=False, norms_outputs=False,
+        tied_head=tied, rotates_neighbours=True, has_qkv_bias=False, has_output_bias=False,
+        norms_heads=False, norms_outputs=False,
         rotaries=(frequencies,), layers=(LayerShape(0, 0),) * layers)
 
 
