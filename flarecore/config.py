@@ -148,7 +148,7 @@ class FlareConfig:
         was written with is accepted without being written again. Queries are always greedy.
     speculative : bool
         Offer the regeneration the draft as a proposal, and evidence and question for looking up
-        how it may go on (design 3.6). The output is the same.
+        how it may go on. The output is the same.
     template : PromptTemplate or None
         None: ``PromptTemplate.chat()`` if the model has a chat template, else ``.base()``.
 

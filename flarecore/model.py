@@ -13,7 +13,7 @@ from flarecore import _C
 from flarecore.checkpoint.config import read_config
 from flarecore.checkpoint.files import CheckpointFiles
 from flarecore.checkpoint.json_file import read_json
-from flarecore.errors import ConfigError, UnsupportedError
+from flarecore.errors import ConfigError, ModelFileError, UnsupportedError
 from flarecore.gpu.device import GPU_DEVICES, open_device
 from flarecore.model_files import find_model
 from flarecore.quantization import Quantization, check_quantize
@@ -124,6 +124,9 @@ class Model:
         options = (threads or 0, quantize or "none")
         if path.is_dir():
             native, tokenizer = _open_checkpoint(path, *options)
+        elif path.suffix in (".safetensors", ".json"):
+            raise ModelFileError(f"{path} is one file of a checkpoint: give its directory, "
+                                 f"{path.parent}")
         else:
             native = _C.Model(str(path), *options)
             tokenizer = Tokenizer.from_gguf(path)

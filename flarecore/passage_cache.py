@@ -1,4 +1,4 @@
-"""Passage KV of an engine, kept under a byte budget (placement ``parallel``, design 3.5)."""
+"""Passage KV of an engine, kept under a byte budget (placement ``parallel``)."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from flarecore import _C
 from flarecore.errors import ModelFileError, PassageFileError
 from flarecore.passage_format import StoredPassage, Table, read_tables, write_passages
 from flarecore.passage_kv import PassageKv
+from flarecore.wording import system_reason
 
 if TYPE_CHECKING:
     from flarecore.engine import Engine
@@ -98,8 +99,8 @@ class PassageKvFile:
         try:
             write_passages(path, _key_of(engine), list(unique.values()))
         except OSError as error:
-            raise PassageFileError(
-                f"passage file {os.fspath(path)}: cannot be written: {error}") from None
+            raise PassageFileError(f"passage file {os.fspath(path)}: cannot be written: "
+                                   f"{system_reason(error)}") from None
 
     def find(self, head_ids: Sequence[int], token_ids: Sequence[int]) -> PassageKv | None:
         """A passage, its blocks where they are mapped (a GPU engine copies them); None if the file

@@ -12,6 +12,7 @@ __all__ = [
     "filter_words",
     "placement_words",
     "printable",
+    "system_reason",
     "used_spans",
 ]
 
@@ -65,6 +66,11 @@ def _words(text: str) -> list[tuple[int, int, str]]:
         elif at + 1 < len(found) and found[at + 1][0] == end and _UNSPACED.match(found[at + 1][2]):
             words.append((begin, found[at + 1][1], key + found[at + 1][2]))
     return words
+
+
+def system_reason(error: Exception) -> str:
+    """What went wrong with a file, without its path, which the message around it names."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def content_words(texts: Iterable[str]) -> frozenset[str]:

@@ -132,18 +132,52 @@ def test_a_missing_peer_is_said(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     code, rows, _ = bench(capsys, "prefill", "--sizes", "40", *SMALL[-6:-1], "llama")
     assert code == 0
-    assert [note.split(":")[0] for note in rows[0]["notes"]] == [
-        "no llama", "no llama-f16", "no llama-q8_0", "no llama-q4_0"]
-    assert "pip install" in rows[0]["notes"][0]
+    assert rows[0]["notes"] == [
+        "not installed, so not shown: llama.cpp (pip install 'flarecore[bench]')"]
+
+
+def test_what_is_missing_is_one_line_that_fits_the_benchmark(capsys, monkeypatch):
+    for module in ("llama_cpp", "torch", "transformers", "gguf"):
+        monkeypatch.setitem(sys.modules, module, None)
+    common = [*SMALL[-6:-1], "all"]
+    for what, names in (("load", "llama.cpp, transformers, float32 beside a reference"),
+                        ("sampling", "float32 beside a reference")):
+        code, rows, _ = bench(capsys, what, *common)
+        assert code == 0
+        (note,) = rows[0]["notes"]
+        assert note.startswith(f"not installed, so not shown: {names} (pip install 'flarecore[")
+
+
+def test_ours_is_shown_where_there_is_something_to_compare_with(capsys):
+    with_peer = decode_rows(2, 0.9, 1.2)
+    alone = dataclasses.replace(with_peer, rows=with_peer.rows[::2])
+    for report, is_shown in ((with_peer, True), (alone, False)):
+        page = tables.markdown(report)
+        assert ("| ours |" in page) is is_shown and ("ours: times" in page) is is_shown
+    assert "| of read |" in page
+
+
+@pytest.mark.parametrize(("rounds", "words"), [
+    ((3, 3), None), ((2, 2), "Hardly a median: 2 rounds."), ((1, 1), "Hardly a median: 1 round."),
+    ((7, 1), "Hardly a median: llama.cpp Q4_1 (1 round).")])
+def test_too_few_rounds_are_said(rounds, words):
+    report = decode_rows(2, 0.9, 1.2)
+    rows = [dataclasses.replace(row, rounds=count)
+            for row, count in zip(report.rows, rounds, strict=False)]
+    page = tables.markdown(dataclasses.replace(report, rows=rows))
+    assert words in page if words else "Hardly" not in page
 
 
 @pytest.mark.parametrize("arguments, message", [
     (["decode", "--peers", "vllm"], "unknown peer"), (["decode", "--rounds", "0"], "rounds"),
     (["decode", "--contexts", "1"], "contexts"), (["prefill", "--busy"], "--busy"),
     (["decode", "--write", "/nowhere/page.md"], "no directory"),
-    (["quality", "--text", "/nowhere/text"], "--text"),
+    (["quality", "--text", "/nowhere/text"], "--text /nowhere/text: No such file"),
+    (["loop", "--data", "/nowhere"], "/nowhere: no such folder"),
+    (["retrieval", "--data", "/"], "holds no queries.jsonl"),
 ])
-def test_wrong_options(capsys, arguments, message):
+def test_wrong_options(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(session, "Model", None)  # told before a model is opened
     assert main(["bench", *arguments, "--model", str(tiny_llama_path(TINY))]) == 2
     assert message in capsys.readouterr().err
 
@@ -261,7 +295,7 @@ def test_tables_fit_80_columns():
                       "loss_error": 0.001, "mean_probability_difference": 0.001,
                       "log_deviation": 0.0512,
                       "equal_greedy_given": 0.9, "equal_greedy_free": 0.5,
-                      "tokens_per_sentence": 11.85, "prefilled_per_token": 123.4,
+                      "seconds_per_token": 12.3456, "prefilled_per_token": 123.4,
                       "decoded_per_token": 11.02, "num_prefilled": 1837,
                       "answers_per_s": 0.123, "tokens_per_answer": 123.4,
                       "answers_per_s_of_in_turn": 1.234, "recall": 0.988})
@@ -271,7 +305,7 @@ def test_tables_fit_80_columns():
         lines = out.getvalue().splitlines()
         assert max(map(len, lines)) <= 80
         (shown,) = (line for line in lines if "transformers float32" in line)
-        cells = [show(row) for _, show in tables.columns(benchmark)]
+        cells = [show(row) for _, show in tables.columns(benchmark, report.rows)]
         assert shown.split() == " ".join(filter(None, cells)).split(), "cut or wrapped"
 
 

@@ -157,7 +157,10 @@ def test_loop_rows(capsys, monkeypatch):
     assert names == ["flarecore prefix", "flarecore prefix, no proposals", "flarecore boundary",
                      "flarecore parallel", "flarecore parallel, kept passages"]
     for row in rows:
-        assert row["values"]["num_sentences"] > 0 and row["seconds"]["median"] > 0
+        values = row["values"]
+        assert values["num_sentences"] > 0 and row["seconds"]["median"] > 0
+        assert values["seconds_per_token"] * values["tokens_per_sentence"] == pytest.approx(
+            row["seconds"]["median"])
     with_proposals, without = rows[0]["values"], rows[1]["values"]
     assert without["accepted_per_token"] == 0
     assert with_proposals["decoded_per_token"] <= without["decoded_per_token"]

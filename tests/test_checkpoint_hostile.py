@@ -32,6 +32,12 @@ def edit(path, **changes):
     path.write_text(json.dumps(values))
 
 
+def test_one_file_of_a_checkpoint_names_its_directory(single):
+    for name in ("model.safetensors", "config.json"):
+        with pytest.raises(ModelFileError, match=f"give its directory, {single}"):
+            load(single / name)
+
+
 def load(path):
     return Model.load(path, threads=1)
 

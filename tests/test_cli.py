@@ -46,14 +46,45 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("argv", [
-    [], ["fly"], ["generate"], ["generate", "--model", "m"], ["demo", "--tehta", "0.5"],
-    ["demo", "--theta", "half"], ["index", "x"], ["generate", "--model", "m", "--thet", "1", "q"],
-    ["demo", "--placement", "middle"], ["generate", "--model", "m", "--json", "--watch", "q"],
+    [], ["generate"], ["generate", "--model", "m"], ["demo", "--tehta", "0.5"], ["index", "x"],
+    ["generate", "--model", "m", "--thet", "1", "q"],
 ])
 def test_wrong_usage(argv, capsys):
     code, err = failure(argv, capsys)
     assert code == 2
-    assert "usage:" in err
+    assert err.startswith(f"usage: flarecore {' '.join(argv[:1])}")
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["fly"], "invalid choice: 'fly'"),
+    (["demo", "--theta", "half"], "--theta: invalid float value: 'half'"),
+    (["demo", "--placement", "middle"], "invalid choice: 'middle'"),
+    (["generate", "--model", "m", "--preset", "papr", "q"], "invalid choice: 'papr'"),
+    (["generate", "--model", "m", "--json", "--watch", "q"], "not allowed with argument --json"),
+])
+def test_a_wrong_value_is_not_hidden_behind_the_usage(argv, message, capsys):
+    code, err = failure(argv, capsys)
+    assert code == 2
+    assert "usage:" not in err and message in err.splitlines()[0]
+
+
+@pytest.mark.parametrize(("argv", "unknown", "meant"), [
+    (["demo", "--tehta", "0.5"], "--tehta", "--theta"),
+    (["demo", "--tehta=0.5"], "--tehta", "--theta"),
+    # What is missing, or stands in the wrong place for it, comes second.
+    (["generate", "--modle", "m", "q"], "--modle", "--model"),
+    (["eval", "sweep", "--retreiver", "bm25"], "--retreiver", "--retriever"),
+])
+def test_an_unknown_option_names_the_one_that_was_meant(argv, unknown, meant, capsys):
+    code, err = failure(argv, capsys)
+    assert code == 2
+    assert f"unknown option {unknown}; did you mean '{meant}'?" in err
+
+
+def test_what_only_looks_like_an_option_is_none(capsys):
+    for question in (["--", "--tehta"], ["-- a question with spaces"]):
+        code, err = failure(["generate", "--model", "m", *question], capsys)
+        assert code == 2 and "--index INDEX is needed" in err
 
 
 @pytest.mark.parametrize(("argv", "code", "words"), [
@@ -66,9 +97,15 @@ def test_wrong_usage(argv, capsys):
     (["generate", "--model", "m", "--no-retrieval", "--filter", "[]", "q"], 2, ["JSON object"]),
     (["generate", "--model", "no-such-model", "--no-retrieval", "q"], 1,
      ["no-such-model", "smollm2-135m", "hint: 'flarecore doctor'"]),
-    (["generate", "--model", "missing.gguf", "--no-retrieval", "q"], 1, ["missing.gguf"]),
+    (["generate", "--model", "missing.gguf", "--no-retrieval", "q"], 1,
+     ["cannot find missing.gguf: No such file"]),
     (["generate", "--model", "m", "--index", "missing.index", "q"], 1,
-     ["missing.index", "hint: build the index again"]),
+     ["missing.index: the index cannot be read: No such file or directory\n",
+      "hint: build the index again"]),
+    (["generate", "--model", "minilm-l6-v2", "--no-retrieval", "q"], 1,
+     ["sentence encoder", "SentenceEncoder.load", "--encoder"]),
+    (["generate", "--model", "m", "--index", "missing.index", "--method", "previous-window",
+      "--theta", "0.5", "q"], 2, ["previous-window: --theta does not apply", "--max-retrievals"]),
     (["generate", "--model", "m", "--no-retrieval", "--kv-cache-mb", "0", "q"], 2,
      ["--kv-cache-mb", "0"]),
     (["demo", "--threads", "0"], 2, ["threads", "0"]),

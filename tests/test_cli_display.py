@@ -124,6 +124,20 @@ def test_a_pipe_gets_plain_text_with_marks():
     assert all(line == line.rstrip() for line in text.split("drafts that were")[0].splitlines()[3:])
 
 
+def test_a_search_that_changes_nothing_is_said():
+    ids = (ENGLISH.id,)
+    text = show(io.StringIO(), [
+        DraftStarted(0, 0, ids), draft(("It", " is", "."), (0.9, 0.2, 0.9)),
+        RetrievalStarted(0, False, ("It .",), "mask", (True, False, True), None, 2),
+        RetrievalFinished(0, False, ("It .",), (ENGLISH,), 1.0),
+        SentenceAccepted(0, "It is.", (1,), "draft", None, ids),
+        DraftStarted(1, 3, ids), draft((" So",), (0.9,), 1, triggered=False),
+        SentenceAccepted(1, " So", (1,), "draft", None, ids)])
+    flat = " ".join(text.split())
+    assert "lowest confidence 0.20, the search found the same passages as before" in flat
+    assert flat.count("the same passages") == 1
+
+
 def test_a_terminal_gets_colours_and_a_growing_answer():
     text = show(Terminal())
     assert COLOUR.search(text)

@@ -1,11 +1,13 @@
 """``flarecore generate`` and ``demo`` in process, on real input."""
 
+import dataclasses
 import io
 import json
 
 import pytest
 from helpers_cli import FAST, events_of, failure, index_biographies, run, use_private_cache
 
+from flarecore.config import FlareConfig
 from flarecore.events import Finished, RetrievalStarted, SentenceAccepted
 from flarecore.trace import Trace
 
@@ -49,6 +51,43 @@ def test_generate_without_retrieval_from_standard_input(capsys, monkeypatch):
     events = events_of(capsys.readouterr().out)
     assert events[-1].stats.num_retrievals == 0
     assert not any(isinstance(e, RetrievalStarted) for e in events)
+
+
+@pytest.mark.parametrize(("words", "options", "remedy"), [
+    (9000, [], "shorten the prompt"),
+    (9000, ["--overflow", "drop_oldest"], "shorten the prompt"),
+    (10, ["--max-new-tokens", "9000"],
+     "shorten the prompt or lower --max-new-tokens, or use --overflow drop_oldest")])
+def test_a_prompt_that_is_too_long_names_what_can_help(words, options, remedy, capsys):
+    code, err = failure(["generate", "--model", "smollm2-135m", "--no-retrieval", *options,
+                         "word " * words], capsys)
+    assert code == 1 and "hint:" not in err and err.endswith(f"; {remedy}\n")
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("options", "stop_reason", "message"), [
+    (["--deadline-ms", "0.001"], "deadline", "--deadline-ms 0.001 ended the answer after 0 sent"),
+    (["--max-new-tokens", "5"], "max_new_tokens", "--max-new-tokens 5 ended the answer after 1 s"),
+    (["--max-sentences", "1", "--max-retrievals", "1", "--theta", "1", "--max-new-tokens", "99"],
+     "max_sentences", "1 of 1 sentences asked for a search that --max-retrievals 1 forbade"),
+])
+def test_what_cut_an_answer_is_said(options, stop_reason, message, capsys, index_file):
+    argv = ["generate", "--model", "smollm2-135m", "--index", str(index_file), *options, QUESTION]
+    assert run([*argv, "--json"]) == 0
+    assert events_of(capsys.readouterr().out)[-1].stop_reason == stop_reason
+    assert run(argv) == 0
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_reasons_that_end_an_answer_are_known():
+    from flarecore.cli.generate import _cut_by
+
+    config = FlareConfig(max_sentences=3)
+    cut = {"max_sentences", "max_new_tokens", "context_length", "deadline", "no_evidence",
+           "no_progress"}
+    told = {reason for reason in (*cut, "eos", "stop_string", "final_answer")
+            if _cut_by(reason, dataclasses.replace(config, deadline_ms=50)) is not None}
+    assert told == cut
 
 
 @pytest.mark.models
@@ -121,7 +160,7 @@ def test_methods_on_the_command_line(index_file, capsys):
     with_index = [*base, "--index", str(index_file)]
     assert run([*with_index, "--method", "previous-window", "--max-new-tokens", "12",
                 "--method-option", "window_tokens=4"]) == 2  # max_sentences does not apply
-    assert "max_sentences=1 does not apply" in capsys.readouterr().err
+    assert "--max-sentences does not apply" in capsys.readouterr().err
     assert run([*with_index, "--method", "previous-sentence", "--max-sentences", "2"]) == 0
     events = events_of(capsys.readouterr().out)
     started = [e for e in events if isinstance(e, RetrievalStarted)]
@@ -130,7 +169,7 @@ def test_methods_on_the_command_line(index_file, capsys):
     assert run([*base, "--method", "no-retrieval", "--preset", "paper"]) == 0
     assert not [e for e in events_of(capsys.readouterr().out) if isinstance(e, RetrievalStarted)]
     assert run([*base, "--method", "no-retrieval", "--preset", "paper", "--theta", "0.5"]) == 2
-    assert "theta=0.5 does not apply" in capsys.readouterr().err
+    assert "--theta does not apply" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("argv", "message"), [

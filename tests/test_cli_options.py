@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from flarecore.cli.main import build_parser
 from flarecore.cli.options import add_flare_options, flare_config
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
@@ -63,8 +64,19 @@ def test_a_template_from_a_file(tmp_path):
 
 
 def test_a_wrong_pattern_says_where():
-    with pytest.raises(ConfigError, match=r"DraftRule\.patterns\[1\] is no regular expression"):
+    with pytest.raises(ConfigError, match=r"^--must-pattern is no regular expression.*; to "
+                                          "find it as it stands, use --must-term"):
         config("--must-pattern", "a", "--must-pattern", "(")
+    with pytest.raises(ConfigError, match=r"^--never-term is only white space"):
+        config("--never-term", " ")
+
+
+def test_the_help_says_the_defaults_of_the_command(capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["demo", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: 0.6)" in text and "passages per search (default: 2)" in text
+    assert "(default: 0.8)" not in text
 
 
 def test_the_help_names_every_option_and_none_twice(capsys):

@@ -202,6 +202,28 @@ def test_a_context_that_can_overflow_is_refused_before_any_work():
     assert retriever.searches == [] and engine.num_opened == 0
 
 
+@pytest.mark.parametrize(("num_prompt", "options", "remedy"), [
+    (60, {}, "shorten the prompt"), (90, {"overflow": "drop_oldest"}, "shorten the prompt"),
+    (20, {"max_draft_tokens": 8},
+     "shorten the prompt or lower max_new_tokens or max_evidence_tokens, or use "
+     "overflow='drop_oldest'"),
+    # Dropping would not make room for a sentence either.
+    (20, {"max_draft_tokens": 41},
+     "shorten the prompt or lower max_new_tokens or max_evidence_tokens"),
+    (50, {"overflow": "drop_oldest"}, "shorten the prompt or lower max_new_tokens"),
+    (50, {"overflow": "drop_oldest", "max_draft_tokens": 11},
+     "shorten the prompt or lower max_draft_tokens"),
+    (30, {"gate": "never", "max_draft_tokens": 8},
+     "shorten the prompt or lower max_new_tokens, or use overflow='drop_oldest'")])
+def test_only_what_can_help_is_named(num_prompt, options, remedy):
+    flare = Flare(ScriptedEngine(Lists([]), context_length=60), ScriptedRetriever(), FlareConfig(
+        max_new_tokens=40 if "max_draft_tokens" not in options else 41, max_evidence_tokens=30,
+        **options))
+    with pytest.raises(ContextOverflowError) as raised:
+        flare.stream([1] * num_prompt, question="q")
+    assert str(raised.value).endswith(f"; {remedy}")
+
+
 def test_the_strict_check_is_exact():
     template = PAPER
     # sampled: greedy, the first sentence would not be written again with the same passage

@@ -152,19 +152,72 @@ def test_a_sweep(argv, tmp_path, capsys):
 
 @pytest.mark.parametrize(("more", "message"), [
     (["--method", "flair"], "did you mean 'flare'"),
-    (["--set", "tehta=1"], "unknown option 'tehta'; did you mean 'theta'"),
-    (["--method", "no-retrieval:theta=0.5"], "theta=0.5 does not apply"),
+    (["--set", "tehta=1"], "--set: unknown option 'tehta'; did you mean 'theta'"),
+    (["--set", "theta=high"], "--set: theta: invalid float value: 'high'"),
+    (["--set", "speculative=perhaps"], "--set: speculative must be true or false"),
+    (["--method", "flare:tehta=1"], "--method flare:tehta=1: unknown option 'tehta'; did you mean"),
+    (["--method", "flare:theta=high"], "--method flare:theta=high: theta: invalid float"),
+    (["--method", "no-retrieval:theta=0.5"], "theta=0.5: theta does not apply"),
+    (["--method", "previous-window:window_tokens=0"], "window_tokens must be"),
+    (["--index", "i", "--retriever", "bm25"], "--index and --retriever exclude each other"),
+    (["--threads", "0"], "--threads"),
+    (["--kv-cache-mb", "0"], "--kv-cache-mb"),
     (["--method", "flare", "--baseline", "x"], "--baseline"),
     (["--theta", "0.5"], "eval sweep"),
-    (["--prompt-style", "turns"], "chat template"),
     (["--parallel", "0"], "--parallel"),
-    (["--limit", "0"], "limit must be >= 1"),
+    (["--limit", "0"], "--limit must be"),
     (["--exemplars", "nowhere.json"], "exemplars nowhere.json"),
 ])
-def test_wrong_options_end_before_any_answer(argv, tmp_path, capsys, more, message):
+def test_wrong_options_end_before_anything_is_read(
+        argv, tmp_path, capsys, monkeypatch, more, message):
+    for name in ("dataset.load_data", "retrievers.open_retriever"):
+        monkeypatch.setattr(f"flarecore.eval.{name}", None)
     assert main([*argv, *more]) == 2
+    err = capsys.readouterr().err
+    assert message in err and "reading" not in err and "loading" not in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("more", "code", "message"), [
+    (["--model", "nowhere.gguf"], 1, "nowhere.gguf"),
+    (["--index", "nowhere.index"], 1, "nowhere.index: the index cannot be read"),
+    (["--retriever", "exact", "--encoder", "nowhere/folder"], 1, "nowhere/folder"),
+])
+def test_missing_files_end_before_anything_is_read(
+        argv, tmp_path, capsys, monkeypatch, more, code, message):
+    monkeypatch.setattr("flarecore.eval.dataset.load_data", None)
+    assert main([*argv, *more]) == code
     assert message in capsys.readouterr().err
-    assert not (tmp_path / "out" / "answers").exists()
+
+
+def test_what_the_model_or_the_folder_refuses_ends_before_an_index_is_built(
+        argv, tmp_path, capsys, monkeypatch):
+    assert main([*argv, "--method", "flare"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("flarecore.eval.retrievers.open_retriever", None)
+    assert main([*argv, "--prompt-style", "turns"]) == 2
+    assert "chat template" in capsys.readouterr().err
+    # The second method's answers were begun otherwise: the first is not begun.
+    assert main([*argv, "--method", "single-retrieval,flare", "--retriever", "exact"]) == 2
+    assert 'retriever: was "bm25", is "exact' in capsys.readouterr().err
+    assert not (tmp_path / "out" / "answers" / "single-retrieval.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["bm25", "hybrid"])
+def test_an_index_that_was_made_before(argv, tmp_path, capsys, monkeypatch, kind):
+    corpus, index = tmp_path / "data" / "corpus.jsonl", tmp_path / "kb.index"
+    assert main(["index", str(corpus), "-o", str(index), "--retriever", kind]) == 0
+    monkeypatch.setattr("flarecore.eval.retrievers.open_retriever", None)
+    given = [*argv, "--method", "flare", "--index", str(index)]
+    assert main(given) == 0
+    assert all(r.gold_recall is not None for r in answers(tmp_path / "out", "flare").values())
+    settings, _ = read_records(tmp_path / "out" / "answers" / "flare.jsonl")
+    assert settings["retriever"].startswith(f"{kind}, index ")
+    capsys.readouterr()
+    corpus.write_text(corpus.read_text().replace("1871", "1872"))
+    assert main([*given, "-o", str(tmp_path / "other")]) == 2
+    assert "is no index of this corpus: it has 3 passages, the corpus 3, and passage 'p1'" in \
+        capsys.readouterr().err
 
 
 def test_a_failed_question_counts_as_wrong(argv, tmp_path, capsys):

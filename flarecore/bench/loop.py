@@ -2,7 +2,8 @@
 
 Every engine answers the same questions with the same prompts, triggers, query rules and retriever;
 see :mod:`flarecore.bench.loop_engines` for how the peers are asked. Texts differ a little, since
-each engine has its own arithmetic: times are per accepted sentence, counts per token kept.
+each engine has its own arithmetic: times are per accepted sentence and per accepted token, counts
+per token kept.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def peer_modes(session: Session, options: LoopOptions, questions: LoopQuestions)
 
 
 def measure(session: Session, options: LoopOptions) -> Report:
-    """A row per mode: wall time of an accepted sentence, and what a kept token cost.
+    """A row per mode: wall time of an accepted sentence and token, and what a kept token cost.
 
     Raises
     ------
@@ -258,6 +259,7 @@ def _row(
     values: dict[str, Any] = {
         "num_sentences": mode.total("num_sentences"),
         "num_retrievals": mode.total("num_retrievals"),
+        "seconds_per_token": Quantiles.of(seconds).median / num_tokens,
         "tokens_per_sentence": mode.total("num_tokens") / num_sentences,
         "prefilled_per_token": mode.total("num_prefilled") / num_tokens,
         # Those that a proposal gave away are not decoded one by one.

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import importlib
+import importlib.util
 import os
 import subprocess
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ from pathlib import Path
 from flarecore.bench.runner import Runner, file_format
 from flarecore.errors import ConfigError, FlarecoreError, UnsupportedError
 
-__all__ = ["PEERS", "cache_folder", "make_format", "open_peer", "parse_peers"]
+__all__ = [
+    "PEERS", "cache_folder", "installed_peers", "make_format", "missing_note", "open_peer",
+    "parse_peers",
+]
 
 # Name on the command line -> the file it reads: the given one, or one made from it.
 _LLAMA_FORMATS = {"llama": None, "llama-f16": "F16", "llama-q8_0": "Q8_0", "llama-q4_0": "Q4_0"}
@@ -46,6 +50,47 @@ def parse_peers(text: str) -> tuple[str, ...]:
         else:
             raise ConfigError(f"unknown peer {name!r}; known: {', '.join(PEERS)}, all, none")
     return tuple(dict.fromkeys(names))
+
+
+# Implementation -> the extra that installs it, and its modules.
+_PACKAGES = {"llama.cpp": ("bench", ("llama_cpp",)),
+             "transformers": ("transformers", ("torch", "transformers"))}
+
+
+def installed_peers(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The peers whose packages are there, and the implementations that are not installed."""
+    found, missing = [], []
+    for name in names:
+        package = "llama.cpp" if name in _LLAMA_FORMATS else name
+        if all(map(_is_installed, _PACKAGES[package][1])):
+            found.append(name)
+        else:
+            missing.append(package)
+    return tuple(found), tuple(dict.fromkeys(missing))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # a module of that name was made by hand, without a spec
+        return True
+
+
+def missing_note(missing: Sequence[str], *, is_uncompared: bool = False) -> str:
+    """One line on what is not shown since packages are missing, and how to get them.
+
+    Parameters
+    ----------
+    missing : sequence of str
+        Implementations, as from :func:`installed_peers`.
+    is_uncompared : bool
+        Whether nothing is there to compare float32 with.
+    """
+    shown = [*missing, *["float32 beside a reference"] * is_uncompared]
+    needed = [*missing, *["transformers"] * is_uncompared]
+    extras = dict.fromkeys(_PACKAGES[name][0] for name in needed)
+    return f"not installed, so not shown: {', '.join(shown)} (pip install " \
+           f"'flarecore[{','.join(extras)}]')"
 
 
 def open_peer(name: str, path: Path, threads: int) -> Runner:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from flarecore import _C
 from flarecore.errors import FlarecoreError, UnsupportedError
+from flarecore.reference.transformers_import import INSTALL_TRANSFORMERS
 
 if TYPE_CHECKING:
     from flarecore.bench.runner import Runner
@@ -67,7 +68,7 @@ def find_reference(path: Path) -> tuple[str, Reference]:
         return "the numpy reference", _Numpy(ReferenceDecoder(load_llama_gguf(path), "float32"))
     except (ImportError, UnsupportedError):
         raise UnsupportedError(
-            f"no reference to compare with ({reason}); pip install 'flarecore[transformers,dev]'"
+            f"no reference to compare with ({reason}); {INSTALL_TRANSFORMERS}"
         ) from reason
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flarecore.bench.harness import Progress, no_progress
 from flarecore.demo_data import DATA, demo_template
-from flarecore.eval.dataset import load_data
+from flarecore.eval.dataset import data_files, load_data
 from flarecore.eval.exemplars import PromptMaker, default_exemplars, load_exemplars
 from flarecore.eval.metrics import text_language
 from flarecore.retrieval.passage import Passage, Retriever
@@ -34,10 +34,19 @@ class QuestionSource:
         In the layout of ``flarecore eval``; None: the demonstration's knowledge base.
     prefix : str
         Of its files, see :func:`flarecore.eval.dataset.load_data`.
+
+    Raises
+    ------
+    ConfigError
+        The folder or one of its files is not there.
     """
 
     folder: Path | None = None
     prefix: str = ""
+
+    def __post_init__(self) -> None:
+        if self.folder is not None:
+            data_files(self.folder, self.prefix)
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,11 @@ _WARMUP_QUESTIONS = 5
 _NUM_BEFORE = 3
 _CONTEXT_TOKENS, _DECODED_TOKENS = 64, 4
 _STATES = ("one question after the other", "right after decoding")
-_WHOLE = "flarecore embedding + HNSW"
+# In a graph, if the corpus is large enough for one, and else by comparing with every passage.
+_GRAPH, _NO_GRAPH = "HNSW", "exact search"
 _EMBED, _PEER = "flarecore embedding", "transformers float32 embedding"
-_WHOLE_Q8, _EMBED_Q8 = "flarecore q8 embedding + HNSW", "flarecore q8 embedding"
-_HNSW, _EXACT = "flarecore HNSW", "flarecore exact search"
+_EMBED_Q8 = "flarecore q8 embedding"
+_HNSW, _EXACT = f"flarecore {_GRAPH}", f"flarecore {_NO_GRAPH}"
 # What is compared with which of ours.
 _SLOWER = {_PEER: _EMBED, _EXACT: _HNSW}
 Ask = Callable[[str], object]
@@ -140,12 +141,15 @@ def measure(session: Session, options: RetrievalOptions) -> Report:
     proofs = [proof]
     if not indexes.uses_graph:
         session.notes.append(
-            f"{len(texts.passages)} passages are too few for a graph: every search was exact")
+            f"{len(texts.passages)} passages are too few for a graph: every search was exact; "
+            "--data DIR names a larger corpus")
     asks = own_asks(indexes, options.k)
-    recalls = {_WHOLE: recall, _HNSW: recall, _EXACT: 1.0}
-    coarse, recalls[_WHOLE_Q8], proof = _quantized(session, options, indexes, questions)
+    search = _GRAPH if indexes.uses_graph else _NO_GRAPH
+    whole, whole_q8 = f"{_EMBED} + {search}", f"{_EMBED_Q8} + {search}"
+    recalls = {whole: recall, _HNSW: recall, _EXACT: 1.0}
+    coarse, recalls[whole_q8], proof = _quantized(session, options, indexes, questions)
     proofs.append(proof)
-    asks[_WHOLE_Q8] = lambda question: coarse.search([question], options.k)
+    asks[whole_q8] = lambda question: coarse.search([question], options.k)
     asks[_EMBED_Q8] = lambda question: coarse.encoder.encode([question])
     if "transformers" in session.options.peers:
         try:
@@ -167,15 +171,19 @@ def measure(session: Session, options: RetrievalOptions) -> Report:
     params: dict[str, int | str] = {
         "passages": len(texts.passages), "questions": len(questions), "k": options.k,
         "encoder": encoder.name, "graph": int(indexes.uses_graph)}
-    return session.report("retrieval", _rows(seconds, params, recalls), proofs)
+    return session.report("retrieval", _rows(seconds, params, recalls, whole, whole_q8), proofs)
 
 
 def own_asks(indexes: Indexes, k: int) -> dict[str, Ask]:
     """flarecore's rows: what is done with a question for each."""
-    return {_WHOLE: lambda question: indexes.whole.search([question], k),
-            _EMBED: lambda question: indexes.encoder.encode([question]),
-            _HNSW: lambda question: indexes.hnsw.search([question], k),
-            _EXACT: lambda question: indexes.exact.search([question], k)}
+    search = _GRAPH if indexes.uses_graph else _NO_GRAPH
+    asks: dict[str, Ask] = {
+        f"{_EMBED} + {search}": lambda question: indexes.whole.search([question], k),
+        _EMBED: lambda question: indexes.encoder.encode([question]),
+        _EXACT: lambda question: indexes.exact.search([question], k)}
+    if indexes.uses_graph:
+        asks[_HNSW] = lambda question: indexes.hnsw.search([question], k)
+    return asks
 
 
 def _quantized(
@@ -209,18 +217,18 @@ def _prove_peer(
 
 def _rows(
     seconds: dict[str, tuple[float, ...]], params: dict[str, int | str],
-    recalls: dict[str, float]
+    recalls: dict[str, float], whole: str, whole_q8: str
 ) -> list[Row]:
     rows = []
+    engines = [name for name in (whole, _EMBED, whole_q8, _EMBED_Q8, _PEER, _HNSW, _EXACT)
+               if f"{_STATES[0]}: {name}" in seconds]
     for state in _STATES:
         def name(engine: str, state: str = state) -> str:
             return f"{state}: {engine}"
 
-        for engine in (_WHOLE, _EMBED, _WHOLE_Q8, _EMBED_Q8, _PEER, _HNSW, _EXACT):
-            if name(engine) not in seconds:
-                continue
+        for engine in engines:
             values = {"recall": recalls[engine]} if engine in recalls else {}
-            if engine in _SLOWER:
+            if name(_SLOWER.get(engine, "")) in seconds:
                 values["flarecore_is_faster"] = ratios(
                     seconds, name(_SLOWER[engine]), name(engine)).median
             slower = {other: ratios(seconds, name(engine), name(other))

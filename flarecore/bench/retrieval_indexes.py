@@ -113,7 +113,8 @@ def prove(indexes: Indexes, questions: Sequence[str], k: int) -> tuple[float, st
     if recall < MIN_RECALL:
         raise ProofError(f"HNSW finds {recall:.3f} of the {k} best passages, at least "
                          f"{MIN_RECALL:g} are needed; nothing is timed until this is repaired")
-    return recall, (f"HNSW finds {hits} of the {wanted} passages that exact search finds for "
+    name = "HNSW" if indexes.uses_graph else "the index"
+    return recall, (f"{name} finds {hits} of the {wanted} passages that exact search finds for "
                     f"{len(questions)} questions, with the same scores")
 
 

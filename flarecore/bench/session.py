@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from flarecore import _C
 from flarecore.bench.harness import Case, Progress, no_progress
 from flarecore.bench.machine import Machine, describe_machine
-from flarecore.bench.peers import open_peers
+from flarecore.bench.peers import installed_peers, missing_note, open_peers
 from flarecore.bench.proofs import Reference, find_reference, prove_close, prove_exact
 from flarecore.bench.rows import Report, Row
 from flarecore.bench.runner import FlareRunner, Runner, file_format
@@ -28,6 +28,9 @@ _PROOF_TOKENS = 64
 MEMORY = "memory read"
 # As many as make a run about as long as one of decoding.
 _MEMORY_PASSES = 16
+# What a benchmark shows beside flarecore where that is not everybody.
+_SHOWN_PEERS = {"sampling": (), "answers": (), "growth": ("llama.cpp",),
+                "retrieval": ("transformers",)}
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class BenchOptions:
             raise ConfigError(f"compute must be 'int8' or 'float32', got {self.compute!r}")
         if self.rounds < 1:
             raise ConfigError(f"rounds must be >= 1, got {self.rounds}")
+        if self.text is not None:
+            read_text(self.text)  # a wrong one is told before a model is opened
 
 
 @dataclass
@@ -83,6 +88,10 @@ class Session:
     proofs, notes : list of str
         What was shown to be right, and what is missing and why.
     progress : callable
+    missing : tuple of str
+        Implementations that were asked for and are not installed.
+    is_uncompared : bool
+        Whether no package is installed that float32 could be compared with.
     """
 
     options: BenchOptions
@@ -95,6 +104,8 @@ class Session:
     proofs: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     progress: Progress = no_progress
+    missing: tuple[str, ...] = ()
+    is_uncompared: bool = False
 
     @property
     def runners(self) -> list[Runner]:
@@ -124,6 +135,10 @@ class Session:
 
     def report(self, benchmark: str, rows: Sequence[Row], proofs: Sequence[str]) -> Report:
         """The rows with everything that was proven and noted so far."""
+        missing = [name for name in self.missing
+                   if name in _SHOWN_PEERS.get(benchmark, self.missing)]
+        if missing or self.is_uncompared:
+            self.notes.append(missing_note(missing, is_uncompared=self.is_uncompared))
         return Report(benchmark, self.options.model, file_format(str(self.model.path)),
                       self.machine, tuple(rows), (*self.proofs, *proofs),
                       tuple(dict.fromkeys(self.notes)))
@@ -168,6 +183,8 @@ def open_session(
         As from ``Model.load``.
     """
     steps = 3
+    installed, missing = installed_peers(options.peers)
+    options = replace(options, peers=installed)
     progress("opening and checking", 0, steps)
     model = Model.load(options.model, threads=options.threads, quantize=options.quantize)
     text = read_text(options.text)
@@ -185,7 +202,8 @@ def open_session(
         peers, remarks = open_peers(options.peers, model.path, model.num_threads)
         notes += remarks
     session = Session(options, model, own, peers, machine, text_ids,
-                      text_name(options.text, text), notes=notes, progress=progress)
+                      text_name(options.text, text), notes=notes, progress=progress,
+                      missing=missing)
     try:
         progress("opening and checking", 2, steps)
         _prove(session)
@@ -207,7 +225,10 @@ def _prove(session: Session) -> None:
         try:
             name, reference = _reference(session)
         except UnsupportedError as error:
-            session.notes.append(f"float32 was not compared with a reference: {error}")
+            if installed_peers(("transformers",))[1]:
+                session.is_uncompared = True
+            else:
+                session.notes.append(f"float32 was not compared with a reference: {error}")
         else:
             prompt = token_ids[:min(40, limit - 8)]
             session.proofs.append(f"{prove_exact(exact, reference, prompt)} of {name}")

@@ -98,7 +98,8 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("step", _share("share_of_step", 2)), ("p80", _share("share_p80", 2))),
     "loop": (
         _ENGINE, ("ms/sentence", _median(1e3)), ("p20–p80", _spread(1e3)),
-        ("tokens", _value("tokens_per_sentence")), ("prefilled", _value("prefilled_per_token")),
+        ("ms/token", _value("seconds_per_token", 1e3)),
+        ("prefilled", _value("prefilled_per_token")),
         ("decoded", _value("decoded_per_token")), _OURS),
     "growth": (
         _ENGINE, ("ms", _median(1e3)), ("p20–p80", _spread(1e3)),
@@ -119,32 +120,55 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
 }
 _LEGENDS = {
     "decode": "of read: of the best speed at which as many bytes are merely read in the same "
-              "rounds. vs one: time against one row, or tokens/s against one sequence. ours: times "
-              "as fast as this row flarecore is.",
+              "rounds. vs one: time against one row, or tokens/s against one sequence.",
     "busy": "kept: share of the quiet speed while a neighbour spins on a core.",
     "prefill": "Time from a prompt that nobody has seen to the token after it.",
     "load": "From the start of the process. peak MB: with pages of the model file; own MB: "
             "without.",
     "sampling": "Time a token. all: confidence, minimum, mask and sentence boundary; step: what "
                 "they add to a plain argmax, as a share of a decode step of this model.",
-    "loop": "Wall time of an accepted sentence, and what it has; tokens prefilled and decoded for "
-            "each token kept. ours: times as long for a sentence as the first row.",
+    "loop": "Wall time of an accepted sentence and, since sentences differ in length, of an "
+            "accepted token; tokens prefilled and decoded for each of these.",
     "growth": "One retrieval: from found passages to the first token written with them.",
     "answers": "Whole answers on one engine: wall time over their number; tokens of an answer, "
                "and prefilled for each of them. vs turn: answers/s against one after the "
                "other.",
     "retrieval": "One question at a time, quantiles over questions and rounds. recall: share of "
-                 "the passages that exact search finds. ours: times as fast as this row "
-                 "flarecore's first row of the case is.",
+                 "the passages that exact search finds.",
     "quality": "loss: of perplexity against float32, ± its standard error. Δ log p: root of the "
                "mean squared difference of log probabilities. equal: greedy tokens behind "
                "the exact engine's own; in a row: until the first difference.",
 }
 
 
-def columns(benchmark: str) -> Sequence[Column]:
-    """Headers, and what each shows of a row."""
-    return _COLUMNS[benchmark]
+_OURS_LEGENDS = {
+    "loop": "ours: times as long for a sentence as the first row.",
+    "retrieval": "ours: times as long as flarecore's embedding, or its search in a graph.",
+}
+_OURS_LEGEND = "ours: times as fast as this row flarecore is."
+_ENOUGH_ROUNDS = 3
+
+
+def columns(benchmark: str, rows: Sequence[Row]) -> Sequence[Column]:
+    """Headers, and what each shows of a row; "ours" only if there is something to compare with."""
+    shown = _COLUMNS[benchmark]
+    return shown if any(map(_ours, rows)) else [column for column in shown if column is not _OURS]
+
+
+def _legend(report: Report) -> str:
+    """What the columns mean, and which rows rest on too little."""
+    parts = [_LEGENDS[report.benchmark]]
+    if _OURS in columns(report.benchmark, report.rows):
+        parts.append(_OURS_LEGENDS.get(report.benchmark, _OURS_LEGEND))
+    few = {row.engine: row.rounds for row in report.rows
+           if row.seconds is not None and row.rounds < _ENOUGH_ROUNDS}
+    if few and len(few) == len({row.engine for row in report.rows}):
+        most = max(few.values())
+        parts.append(f"Hardly a median: {most} round{'s' * (most != 1)}.")
+    elif few:
+        parts.append("Hardly a median: " + ", ".join(
+            f"{name} ({rounds} round{'s' * (rounds != 1)})" for name, rounds in few.items()) + ".")
+    return " ".join(parts)
 
 
 def _cases(report: Report) -> Iterator[tuple[str, list[Row]]]:
@@ -154,7 +178,7 @@ def _cases(report: Report) -> Iterator[tuple[str, list[Row]]]:
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Prints a report, at most 80 columns wide.
+    """Prints a report, at most 80 columns wide but for rows with long names.
 
     Parameters
     ----------
@@ -167,18 +191,18 @@ def print_report(console: Console, report: Report) -> None:
     for line in report.machine.lines():
         console.print(Text(line, "dim"))
     console.print()
-    shown = columns(report.benchmark)
+    shown = columns(report.benchmark, report.rows)
     cells = {id(row): [show(row) for _, show in shown] for row in report.rows}
     widths = [max(len(header), *(len(line[i]) for line in cells.values()), 0)
               for i, (header, _) in enumerate(shown)]
-    console.print(Text(_line([header for header, _ in shown], widths), "dim"), no_wrap=True)
+    console.print(Text(_line([header for header, _ in shown], widths), "dim"), soft_wrap=True)
     for case, rows in _cases(report):
         console.print(Text(case, "italic"))
         for row in rows:
             style = "bold" if row.engine.startswith("flarecore") else ""
-            console.print(Text(_line(cells[id(row)], widths), style), no_wrap=True)
+            console.print(Text(_line(cells[id(row)], widths), style), soft_wrap=True)
     console.print()
-    console.print(Text(_LEGENDS[report.benchmark], "dim"))
+    console.print(Text(_legend(report), "dim"))
     for proof in report.proofs:
         console.print(Text(f"shown: {proof}", "dim"))
     for note in report.notes:
@@ -195,8 +219,8 @@ def _line(texts: Sequence[str], widths: Sequence[int]) -> str:
 
 def markdown(report: Report) -> str:
     """The report as a section of a Markdown page, with every row's rounds and peers."""
-    lines = [f"## {report.benchmark}", "", _LEGENDS[report.benchmark], ""]
-    shown = [*columns(report.benchmark), ("rounds", lambda row: str(row.rounds or ""))]
+    lines = [f"## {report.benchmark}", "", _legend(report), ""]
+    shown = [*columns(report.benchmark, report.rows), ("rounds", lambda row: str(row.rounds or ""))]
     lines.append("| case | " + " | ".join(header or "engine" for header, _ in shown) + " |")
     lines.append("|---" * (len(shown) + 1) + "|")
     for case, rows in _cases(report):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flarecore.errors import ConfigError
 from flarecore.tokenizer import Tokenizer
+from flarecore.wording import system_reason
 
 __all__ = ["PROMPTS", "context_ids", "read_text", "text_name"]
 
@@ -57,7 +58,7 @@ def read_text(source: Path | None) -> str:
     try:
         text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text {source}: {error}") from error
+        raise ConfigError(f"--text {source}: {system_reason(error)}") from error
     if source.suffix != ".jsonl":
         return text
     try:

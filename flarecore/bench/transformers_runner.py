@@ -13,6 +13,7 @@ import numpy.typing as npt
 from flarecore.bench.proofs import transformers_decoder
 from flarecore.bench.runner import Runner, TokenIds
 from flarecore.errors import UnsupportedError
+from flarecore.reference.transformers_import import INSTALL_TRANSFORMERS
 
 __all__ = ["TransformersRunner"]
 
@@ -45,7 +46,7 @@ class TransformersRunner(Runner):
             decoder = transformers_decoder(path)
         except ImportError as error:
             raise UnsupportedError(
-                f"{error}; pip install 'flarecore[transformers,dev]'") from error
+                f"{error}; {INSTALL_TRANSFORMERS}") from error
         self.name, self.kv_value_bytes = "transformers float32", 4
         self._torch = torch
         torch.set_num_threads(threads)

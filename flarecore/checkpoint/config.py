@@ -94,6 +94,10 @@ def read_config(values: Mapping[str, Any], where: str) -> DecoderShape:
         A value is missing, of the wrong kind or out of range.
     """
     kind = Section(values, where, {}).string("model_type")
+    if kind == "bert":
+        raise UnsupportedError(
+            f"{where}: model_type 'bert' is a sentence encoder, which writes no text; "
+            "SentenceEncoder.load opens it, on the command line --encoder")
     if kind not in MODEL_TYPES:
         why = f": it has {_REFUSED[kind]}" if kind in _REFUSED else ""
         raise UnsupportedError(f"{where}: model_type {kind!r:.60} is not supported{why}; "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flarecore.errors import ModelFileError
+from flarecore.wording import system_reason
 
 __all__ = ["MAX_JSON_BYTES", "Section", "read_json", "read_text"]
 
@@ -27,7 +28,7 @@ def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
             raise ModelFileError(f"{path}: {size} bytes; the limit for such a file is {limit}")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path}: cannot be read: {error}") from error
+        raise ModelFileError(f"{path}: cannot be read: {system_reason(error)}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flarecore.cli.options import add_quantize_option
+from flarecore.cli.options import add_model_option, add_quantize_option
 from flarecore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         + "; ".join(f"{name} ({text})" for name, text in _WHAT.items()) + ".")
     parser.add_argument("what", choices=tuple(_WHAT), metavar="BENCHMARK",
                         help="one of: " + ", ".join(_WHAT))
-    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_PATH")
+    add_model_option(parser, default="smollm2-135m")
     parser.add_argument("--threads", type=int, metavar="N",
                         help="threads (default: those this process may use)")
     parser.add_argument("--compute", choices=("int8", "float32"), default="int8")

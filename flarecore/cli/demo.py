@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flarecore.cli.numbers import print_numbers, total
-from flarecore.cli.options import add_engine_options, add_flare_options, flare_config
+from flarecore.cli.options import (
+    add_engine_options,
+    add_flare_options,
+    add_model_option,
+    check_engine_options,
+    flare_config,
+)
 from flarecore.cli.trace_output import add_trace_option, check_trace_option, save_traces
 from flarecore.demo_data import (
     QUESTIONS,
@@ -38,18 +44,18 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="watch a small model look up what it does not know",
         description="Answers questions over a small invented knowledge base (biographies and a "
         "travel policy) with SmolLM2-135M and shows how: drafts with their confidences, queries, "
-        f"passages, accepted sentences. Defaults here: --theta {_DEFAULTS['theta']} --beta "
-        f"{_DEFAULTS['beta']} --k {_DEFAULTS['k']} --max-sentences {_DEFAULTS['max_sentences']}.")
+        "passages, accepted sentences.")
     parser.add_argument("--question", action="append", metavar="TEXT",
                         help="ask this instead of the prepared questions; may be repeated")
     parser.add_argument("--scope", metavar="TEXT",
                         help="text put before every query of --question, such as a name or a year")
-    parser.add_argument("--model", default="smollm2-135m", metavar="NAME_OR_PATH")
+    add_model_option(parser, default="smollm2-135m")
     parser.add_argument("--json", action="store_true", help="print one event a line as JSON")
     add_trace_option(parser)
     parser.add_argument("--no-cache", action="store_true",
                         help="build the index anew and do not keep it")
-    add_flare_options(parser, only=("theta", "beta", "placement", "k", "max_sentences"))
+    add_flare_options(parser, only=("theta", "beta", "placement", "k", "max_sentences"),
+                      defaults=_DEFAULTS)
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
@@ -63,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from flarecore.retrieval.encoder import SentenceEncoder
 
     config = flare_config(args, **_DEFAULTS)
+    check_engine_options(args)
     check_trace_option(args)
     questions = [own_question(text, args.scope) for text in args.question or ()] or QUESTIONS
     notes = make_console(stderr=True)

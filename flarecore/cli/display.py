@@ -105,6 +105,7 @@ class AnswerView:
         self._passages: tuple[PassageTrace, ...] = ()
         self._answer = ""
         self._has_query = False
+        self._searched = False  # since the draft
 
     def __enter__(self) -> AnswerView:
         from rich.text import Text
@@ -138,7 +139,7 @@ class AnswerView:
             self._draft, self._has_query = None, False
             self._status(f"drafting sentence {event.sentence_index + 1}")
         elif isinstance(event, DraftFinished):
-            self._draft = event
+            self._draft, self._searched = event, False
         elif isinstance(event, RetrievalStarted):
             self._show_query(event)
         elif isinstance(event, RetrievalFinished):
@@ -163,6 +164,7 @@ class AnswerView:
 
     def _show_found(self, event: RetrievalFinished) -> None:
         self._passages = tuple(p for p in event.passages if p.num_tokens)
+        self._searched = True
         if not self._passages:
             self._row("found", self._text(("no usable passage", "dim")))
         if event.is_initial:
@@ -195,8 +197,10 @@ class AnswerView:
             self._row("accepted", self._text((f"as drafted, unsupported: {because}", "yellow")))
         else:
             lowest = min(self._draft.probs, default=1.0) if self._draft else 1.0
+            # A search that gives the passages already in view leaves nothing to write again.
+            why = ", the search found the same passages as before" if self._searched else ""
             self._row("accepted", self._text(
-                ("as drafted", "green"), (f", lowest confidence {lowest:.2f}", "dim")))
+                ("as drafted", "green"), (f", lowest confidence {lowest:.2f}{why}", "dim")))
         self._rule()
 
     def _show_end(self, event: Finished) -> None:

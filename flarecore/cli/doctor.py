@@ -18,6 +18,7 @@ from flarecore import __version__
 from flarecore.cli.options import add_quantize_option
 from flarecore.errors import ConfigError, FlarecoreError
 from flarecore.model_files import find_model
+from flarecore.reference.transformers_import import INSTALL_TRANSFORMERS
 
 __all__ = ["Check", "add_parser", "checks", "run"]
 
@@ -29,9 +30,10 @@ _NEEDED = (
 _EXTRAS = (
     ("bm25s", "bm25s", "BM25 and hybrid indexes", "pip install 'flarecore[bm25]'"),
     ("Stemmer", "PyStemmer", "indexes that stem words", "pip install 'flarecore[stemming]'"),
-    ("torch", "torch", "the reference and the tests", "pip install 'flarecore[transformers]'"),
-    ("transformers", "transformers", "the reference and the tests",
-     "pip install 'flarecore[transformers]'"),
+    ("torch", "torch", "the reference and the tests", INSTALL_TRANSFORMERS),
+    ("transformers", "transformers", "the reference and the tests", INSTALL_TRANSFORMERS),
+    ("llama_cpp", "llama-cpp-python", "benchmarks beside llama.cpp",
+     "pip install 'flarecore[bench]' (compiles for minutes)"),
     ("triton", "triton", "GPU kernels", "pip install 'flarecore[gpu]'"),
 )
 

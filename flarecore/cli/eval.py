@@ -6,22 +6,29 @@ import argparse
 import functools
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flarecore.cli.options import add_engine_options
+from flarecore.cli.options import add_engine_options, add_model_option, check_engine_options
 from flarecore.errors import ConfigError
+from flarecore.validation import check_int
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from flarecore.engine import Engine
     from flarecore.eval.dataset import EvalData
+    from flarecore.eval.exemplars import Exemplars
     from flarecore.eval.runner import Evaluation, PreparedRun
     from flarecore.eval.settings import MethodRequest
+    from flarecore.eval.sweep import Grid
+    from flarecore.retrieval.passage import Retriever
 
 __all__ = ["add_parser", "run"]
 
 _WHAT = ("run", "sweep", "report")
+_ENCODER = "minilm-l6-v2"
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -61,7 +68,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                        choices=("auto", "turns", "system", "text"),
                        help="exemplars as turns of a chat, in its system message, or all as "
                             "running text (default: auto, which is text)")
-    parser.add_argument("--model", metavar="NAME_OR_FILE", help="a name or a .gguf file")
+    add_model_option(parser, required=False)  # 'report' needs none
     parser.add_argument("-o", "--output", metavar="DIR",
                         help="folder for answers, index and report (default: eval-DATA-MODEL)")
     add_engine_options(parser)
@@ -78,11 +85,15 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
     group.add_argument("--language", choices=("auto", "en", "zh"), default="auto",
                        help="how answers are scored (default: by the script of the question)")
-    group.add_argument("--retriever", default="bm25", metavar="KIND",
+    group.add_argument("--retriever", metavar="KIND",
                        choices=("bm25", "hnsw", "exact", "hybrid"),
                        help="bm25, hnsw, exact or hybrid (default: bm25, the paper's)")
-    group.add_argument("--encoder", default="minilm-l6-v2", metavar="NAME_OR_DIR",
-                       help="sentence encoder of the others (default: minilm-l6-v2)")
+    group.add_argument("--index", metavar="INDEX",
+                       help="instead of --retriever: an index of this corpus, made by 'flarecore "
+                            "index'")
+    group.add_argument("--encoder", metavar="NAME_OR_DIR",
+                       help=f"sentence encoder of the others (default: {_ENCODER}, or what INDEX "
+                            "names)")
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -100,38 +111,102 @@ def _numbers(text: str) -> tuple[float, ...]:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from flarecore.cli.display import make_console
-    from flarecore.cli.session import open_engine
+    from flarecore.cli.session import locate_model, open_engine
 
     _check(args)
     if args.what == "report":
         return _report(Path(args.output), args.baseline)
+    requests, grid = _requests(args)
     notes = make_console(stderr=True)
+    locate_model(args.model, notes)
+    _check_files(args, requests)
     data, output = _data(args, notes)
+    exemplars = _exemplars(args, data)
+    searching = _needs_retriever(requests)
+    given = _given_index(args, data, notes) if searching and args.index is not None else None
     with open_engine(args, notes) as engine:
-        evaluation = _evaluation(args, notes, data, engine, output)
-        runs, grid = _prepare(args, evaluation)
-        labels = [r.request.label for r in runs]
-        if args.baseline not in (None, *labels):
-            raise ConfigError(
-                f"--baseline {args.baseline!r} is none of {', '.join(map(repr, labels))}")
+        evaluation = _evaluation(args, engine, data, exemplars, output)
+        # Everything is known to be right before an index is built, which may take minutes.
+        runs = [evaluation.prepare(request) for request in requests]
+        if searching:
+            evaluation.retriever = given if given is not None else _built_index(
+                args, data, output, notes)
         _answer(runs, notes)
     return _report(output, args.baseline, runs=runs, grid=grid)
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together."""
+    """Refuses options that are wrong or do not go together, before anything is read."""
     if args.what == "report":
         if args.output is None:
             raise ConfigError("report needs --output DIR, the folder of an evaluation")
         return
     if args.model is None:
-        raise ConfigError("--model NAME_OR_FILE is needed")
+        raise ConfigError("--model NAME_OR_PATH is needed")
     if args.what == "sweep":
         if args.theta is None:
             raise ConfigError("sweep needs --theta, such as --theta 0,0.2,0.4,0.6,0.8,1")
     elif args.theta is not None or args.beta is not None:
         raise ConfigError("--theta and --beta with lists are for 'eval sweep'; use "
                           "--set theta=X --set beta=X")
+    if args.index is not None and args.retriever is not None:
+        raise ConfigError("--index and --retriever exclude each other")
+    check_engine_options(args)
+    check_int("--parallel", args.parallel, 1, 256)
+    check_int("--num-exemplars", args.num_exemplars, 0)
+    if args.limit is not None:
+        check_int("--limit", args.limit, 1)
+    if args.output is not None:
+        _check_output(Path(args.output))
+
+
+def _check_output(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"{output}: is not a folder")
+
+
+def _requests(args: argparse.Namespace) -> tuple[list[MethodRequest], Grid | None]:
+    """The runs with their options, all checked, and for a sweep the grid."""
+    from flarecore.eval.settings import parse_methods, requested_options, split_settings
+    from flarecore.eval.sweep import Grid
+
+    default = "flare" if args.what == "sweep" else "no-retrieval,single-retrieval,flare"
+    requests, grid = parse_methods(args.method or [default]), None
+    if args.what == "sweep":
+        if len(requests) != 1:
+            raise ConfigError(f"sweep takes one --method, got {len(requests)}")
+        grid = Grid.make(requests[0], args.theta, args.beta)
+        requests = list(grid.requests)
+    for request in requests:
+        requested_options(request, split_settings(args.set))
+    labels = [request.label for request in requests]
+    if args.baseline not in (None, *labels):
+        raise ConfigError(
+            f"--baseline {args.baseline!r} is none of {', '.join(map(repr, labels))}")
+    return requests, grid
+
+
+def _needs_retriever(requests: Sequence[MethodRequest]) -> bool:
+    from flarecore.methods import METHODS
+
+    return any(METHODS[request.name].needs_retriever for request in requests)
+
+
+def _check_files(args: argparse.Namespace, requests: Sequence[MethodRequest]) -> None:
+    """Files that options name: whether they are what they should be, without loading them."""
+    from flarecore.eval.exemplars import load_exemplars
+    from flarecore.model_files import find_model
+    from flarecore.retrieval import index_info
+    from flarecore.retrieval.encoder_files import read_encoder_files
+
+    if args.exemplars != "auto":
+        load_exemplars(args.exemplars)
+    if not _needs_retriever(requests):
+        return
+    if args.index is not None:
+        index_info(args.index)
+    if args.encoder is not None or args.retriever not in (None, "bm25"):
+        read_encoder_files(find_model(args.encoder or _ENCODER))
 
 
 def _data(args: argparse.Namespace, notes: Console) -> tuple[EvalData, Path]:
@@ -143,58 +218,58 @@ def _data(args: argparse.Namespace, notes: Console) -> tuple[EvalData, Path]:
                          limit=args.limit, progress=progress)
     name = f"eval-{data.name}-{Path(args.model).stem}"
     output = Path(args.output or re.sub(r"[^\w.-]+", "-", name).strip("-"))
-    if output.exists() and not output.is_dir():
-        raise ConfigError(f"{output}: is not a folder")
+    _check_output(output)
     return data, output
 
 
-def _evaluation(
-    args: argparse.Namespace, notes: Console, data: EvalData, engine: Any, output: Path
-) -> Evaluation:
-    from flarecore.cli.progress import StageProgress
+def _exemplars(args: argparse.Namespace, data: EvalData) -> Exemplars:
     from flarecore.eval.exemplars import default_exemplars, load_exemplars
     from flarecore.eval.metrics import text_language
-    from flarecore.eval.retrievers import open_retriever
-    from flarecore.eval.runner import Evaluation, PromptOptions
-    from flarecore.eval.settings import split_settings
-    from flarecore.methods import METHODS
 
-    searching = any(r.name not in METHODS or METHODS[r.name].needs_retriever
-                    for r in _requests(args))
     language = text_language(data.questions[0].text) if args.language == "auto" else args.language
     exemplars = load_exemplars(default_exemplars(data.num_gold, language)
                                if args.exemplars == "auto" else args.exemplars)
-    settings = split_settings(args.set)
-    with StageProgress(notes) as progress:
-        retriever = open_retriever(
-            args.retriever, data, output / "index", encoder=args.encoder, threads=args.threads,
-            progress=progress) if searching else None
-    name = args.retriever if args.retriever == "bm25" else f"{args.retriever}, {args.encoder}"
+    check_int("--num-exemplars", args.num_exemplars, 0, len(exemplars.exemplars))
+    return exemplars
+
+
+def _evaluation(
+    args: argparse.Namespace, engine: Engine, data: EvalData, exemplars: Exemplars, output: Path
+) -> Evaluation:
+    """The evaluation; its retriever is not open yet."""
+    from flarecore.eval.retrievers import UnopenedRetriever, index_name
+    from flarecore.eval.runner import Evaluation, PromptOptions
+    from flarecore.eval.settings import split_settings
+
+    kind = args.retriever or "bm25"
+    name = kind if kind == "bm25" else f"{kind}, {args.encoder or _ENCODER}"
+    if args.index is not None:
+        name = index_name(args.index)
     return Evaluation(
-        engine=engine, data=data, retriever=retriever, retriever_name=name,
+        engine=engine, data=data, retriever=UnopenedRetriever(), retriever_name=name,
         exemplars=exemplars, output=output, language=args.language, num_parallel=args.parallel,
         prompt=PromptOptions(args.prompt_style, args.num_exemplars, args.exemplar_passages),
-        settings=settings)
+        settings=split_settings(args.set))
 
 
-def _requests(args: argparse.Namespace) -> list[MethodRequest]:
-    from flarecore.eval.settings import parse_methods
+def _given_index(args: argparse.Namespace, data: EvalData, notes: Console) -> Retriever:
+    from flarecore.cli.progress import waiting
+    from flarecore.eval.retrievers import open_index
 
-    default = "flare" if args.what == "sweep" else "no-retrieval,single-retrieval,flare"
-    return parse_methods(args.method or [default])
+    with waiting(notes, f"loading {args.index}"):
+        return open_index(args.index, data, encoder=args.encoder)
 
 
-def _prepare(args: argparse.Namespace, evaluation: Evaluation) -> tuple[list[PreparedRun], Any]:
-    """All runs, checked before the first begins; for a sweep also the grid."""
-    from flarecore.eval.sweep import Grid
+def _built_index(
+    args: argparse.Namespace, data: EvalData, output: Path, notes: Console
+) -> Retriever:
+    from flarecore.cli.progress import StageProgress
+    from flarecore.eval.retrievers import open_retriever
 
-    requests = _requests(args)
-    if args.what == "run":
-        return [evaluation.prepare(request) for request in requests], None
-    if len(requests) != 1:
-        raise ConfigError(f"sweep takes one --method, got {len(requests)}")
-    grid = Grid.make(requests[0], args.theta, args.beta)
-    return [evaluation.prepare(request) for request in grid.requests], grid
+    with StageProgress(notes) as progress:
+        return open_retriever(
+            args.retriever or "bm25", data, output / "index", encoder=args.encoder or _ENCODER,
+            threads=args.threads, progress=progress)
 
 
 def _answer(runs: list[PreparedRun], notes: Console) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import sys
 from typing import TYPE_CHECKING, Any
 
+from flarecore.cli.method_options import check_method
 from flarecore.cli.numbers import print_numbers
 from flarecore.cli.options import (
     add_engine_options,
     add_flare_options,
+    add_model_option,
+    check_engine_options,
     flare_config,
     json_or_text,
     parse_filter,
@@ -27,6 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["METHOD_NAMES", "add_parser", "run"]
 
+# Limits by what a trace says where they were reached.
+_SEARCH_LIMITS = ("max_retrievals", "max_retrievals_per_sentence", "cooldown_sentences")
+_ANSWER_LIMITS = {"max_sentences": "max_sentences", "max_new_tokens": "max_new_tokens",
+                  "deadline": "deadline_ms"}
+
 METHOD_NAMES = (
     "flare", "no-retrieval", "single-retrieval", "previous-sentence", "previous-window",
     "next-sentence", "question-decomposition", "flare-instruct", "marker", "token-level")
@@ -40,9 +49,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="answer a question with a model and an index",
         description="Writes the answer to standard output, sentence by sentence.")
     parser.add_argument("question", metavar="QUESTION", help="'-' reads it from standard input")
-    parser.add_argument("--model", required=True, metavar="NAME_OR_PATH",
-                        help="a name such as smollm2-135m, a .gguf file, or a directory with "
-                        "config.json, tokenizer.json and safetensors files")
+    add_model_option(parser, required=True)
     parser.add_argument("--index", metavar="INDEX", help="an index made by 'flarecore index'")
     parser.add_argument("--encoder", metavar="NAME_OR_DIR",
                         help="the sentence encoder of the index, if it was made with a folder of "
@@ -62,7 +69,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
                         help="with --placement parallel: keep encoded passages in this file, for "
                              "instance beside the index; it is made if it is not there")
     parser.add_argument("-v", "--verbose", action="store_true",
-                        help="say what --quantize changed in the weights")
+                        help="with --quantize: say on standard error by how much it changed the "
+                        "weights, for each kind of matrix")
     add_trace_option(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one event a line as JSON")
@@ -79,22 +87,25 @@ def run(args: argparse.Namespace) -> int:
     from flarecore.cli.session import kept_passages, open_engine
     from flarecore.methods import METHODS, make_method
 
+    # Whatever is wrong with the options is told before anything is loaded.
     config, options = _config(args), _method_options(args.method_option)
-    METHODS[args.method].own_options(options)  # an unknown one is told before anything is loaded
+    given = argparse.Namespace(**{**vars(args), "preset": "default"})
+    check_method(METHODS[args.method], _config(given), options, f"--method {args.method}")
+    if args.preset != "default":  # what only the preset sets may not apply
+        config = METHODS[args.method].narrowed(config)
+    check_engine_options(args)
     check_trace_option(args)
     question = _question(args.question)
     filter = parse_filter(args.filter)
     notes = make_console(stderr=True)
     index = None if args.index is None else _load_index(args, notes)
     with open_engine(args, notes) as engine, kept_passages(args.passages, engine):
-        if args.preset != "default":
-            config = _without_preset_only(args, config, options)
         flare = make_method(args.method, engine, index, config, **options)
         try:
             with flare.stream(question, scope=args.scope, filter=filter) as events:
                 _print(args, flare, events, question)
             result = events.result
-            _tell(result, notes)
+            _tell(result, flare.config, notes)
         except FlarecoreError as error:
             # What led to the error is worth the most.
             if args.trace is not None and error.partial is not None:
@@ -105,19 +116,46 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(result: FlareResult, notes: Console) -> None:
-    """Says so where the answer is an approximation or rests on nothing that was found."""
-    unsupported = sum(s.unsupported_because == "no_evidence" for s in result.sentences)
+def _tell(result: FlareResult, config: FlareConfig, notes: Console) -> None:
+    """Says so where the answer is an approximation, was cut, or rests on nothing that was found."""
+    num_sentences = result.stats.num_sentences
+    because = collections.Counter(s.unsupported_because for s in result.sentences)
+    unsupported = because["no_evidence"]
     first = result.trace.initial_retrieval
     found_first = first is not None and any(p.num_tokens > 0 for p in first.passages)
     if result.trace.is_approximate and result.stats.num_retrievals:
         notes.print("placement parallel is an approximation: passages were encoded on their own",
                     style="dim")
     if unsupported:
-        notes.print(f"no usable passage was found for {unsupported} of {len(result.sentences)} "
+        notes.print(f"no usable passage was found for {unsupported} of {num_sentences} "
                     "sentences: they are the model's own", style="yellow")
     elif first is not None and not found_first:
         notes.print("no usable passage was found for the question", style="yellow")
+    for name in _SEARCH_LIMITS:
+        if because[name]:
+            notes.print(f"{because[name]} of {num_sentences} sentences asked for a search that "
+                        f"{_option(name, config)} forbade: they are as drafted", style="yellow")
+    if (end := _cut_by(result.stop_reason, config)) is not None:
+        notes.print(f"{end} ended the answer after {num_sentences} "
+                    f"sentence{'s' * (num_sentences != 1)}", style="yellow")
+
+
+def _cut_by(stop_reason: str, config: FlareConfig) -> str | None:
+    """What ended an answer that the model had not ended itself."""
+    if stop_reason in _ANSWER_LIMITS:
+        return _option(_ANSWER_LIMITS[stop_reason], config)
+    return {
+        "context_length": "the model's context, which is full,",
+        "no_evidence": "--no-evidence stop, with no usable passage found,",
+        "no_progress": "the model, which wrote nothing more,",
+    }.get(stop_reason)
+
+
+def _option(name: str, config: FlareConfig) -> str:
+    """A limit as it is said on the command line."""
+    value = getattr(config, name)
+    shown = f"{value:g}" if isinstance(value, float) else value
+    return f"--{name.replace('_', '-')} {shown}"
 
 
 def _config(args: argparse.Namespace) -> FlareConfig:
@@ -134,24 +172,6 @@ def _config(args: argparse.Namespace) -> FlareConfig:
     if args.passages is not None and config.placement != "parallel":
         raise ConfigError("--passages goes with --placement parallel")
     return config
-
-
-def _without_preset_only(
-    args: argparse.Namespace, config: FlareConfig, options: dict[str, Any]
-) -> FlareConfig:
-    """The options without those that only the preset sets and the method has no use for.
-
-    Raises
-    ------
-    ConfigError
-        An option that was given itself does not apply.
-    """
-    from flarecore.methods import METHODS
-
-    spec = METHODS[args.method]
-    given = argparse.Namespace(**{**vars(args), "preset": "default"})
-    spec.configured(_config(given), spec.own_options(options))
-    return spec.narrowed(config)
 
 
 def _method_options(given: list[str]) -> dict[str, Any]:

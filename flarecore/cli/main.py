@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 from flarecore import __version__
 from flarecore.cli import bench, demo, doctor, eval, generate, index, trace
+from flarecore.cli.parser import CommandParser
 from flarecore.errors import (
     ConfigError,
     ContextOverflowError,
@@ -35,8 +37,6 @@ _HINTS: tuple[tuple[type[FlarecoreError], str], ...] = (
     (PassageFileError, "delete the file of passages: it is made again where it is not there"),
     (IndexFileError, "build the index again: flarecore index SOURCE -o INDEX"),
     (ModelFileError, "'flarecore doctor' lists the models that are installed"),
-    (ContextOverflowError, "lower --max-evidence-tokens, --k or --max-new-tokens, or use "
-                           "--overflow drop_oldest"),
     (OutOfBlocksError, "give the KV cache more memory: --kv-cache-mb"),
     (UnsupportedError, "'flarecore doctor' shows what this installation can do"),
     (RetrievalError, "--debug shows where the retriever failed"),
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS,
         help="show the traceback of an error (also: FLARECORE_DEBUG=1)")
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="flarecore", parents=[common], allow_abbrev=False,
         description="Answers that look things up while they are written (FLARE), on the CPU.")
     parser.add_argument("--version", action="version", version=f"flarecore {__version__}")
@@ -110,6 +110,14 @@ def _run(argv: Sequence[str] | None) -> int:
         return _report(error, args.command)
 
 
+def _with_flags(message: str) -> str:
+    """What a message says to do, in the options of the command line."""
+    what, _, remedy = message.rpartition("; ")
+    remedy = remedy.replace("overflow='drop_oldest'", "--overflow drop_oldest")
+    remedy = re.sub(r"\bmax_\w+", lambda name: "--" + name.group().replace("_", "-"), remedy)
+    return f"{what}; {remedy}" if what else remedy
+
+
 def _drop_stdout() -> None:
     """Sends what is still buffered nowhere, so that the interpreter's own flush cannot fail."""
     try:
@@ -135,6 +143,8 @@ def _report(error: Exception, command: str) -> int:
         hint, code = "this should not happen; --debug shows where, please report it", EXIT_FAILED
         error = RuntimeError(f"{type(error).__name__}: {error}")
     message = str(error) or type(error).__name__
+    if isinstance(error, ContextOverflowError):
+        message = _with_flags(message)
     print(f"flarecore: error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
@@ -14,15 +16,18 @@ from flarecore.presets import DATASETS
 from flarecore.rules import DraftRule
 from flarecore.sampling import SamplingParams
 from flarecore.templates import PromptTemplate
+from flarecore.validation import check_int
 
 __all__ = [
     "add_engine_options",
     "add_flare_options",
+    "add_model_option",
     "add_quantize_option",
+    "check_engine_options",
     "flare_config",
     "json_or_text",
+    "option_flag",
     "parse_filter",
-    "parse_options",
 ]
 
 _FLOAT: dict[str, Any] = {"type": float, "metavar": "X"}
@@ -82,8 +87,6 @@ _RULES = (
     ("must", "must_retrieve", "look up a sentence with {}, however sure the model is"),
     ("never", "never_retrieve", "do not look up a sentence with {}, however unsure the model is"),
 )
-_SWITCH_WORDS = {"true": True, "on": True, "yes": True, "1": True,
-                 "false": False, "off": False, "no": False, "0": False}
 _PRESETS: dict[str, Callable[..., FlareConfig]] = {
     "default": FlareConfig,
     "paper": FlareConfig.paper,
@@ -110,7 +113,10 @@ def _shown(default: object) -> str:
     return ("on" if default else "off") if isinstance(default, bool) else str(default)
 
 
-def add_flare_options(parser: argparse.ArgumentParser, only: tuple[str, ...] | None = None) -> None:
+def add_flare_options(
+    parser: argparse.ArgumentParser, only: tuple[str, ...] | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Adds the options of :class:`FlareConfig` (those named in `only`, if given).
 
     Parameters
@@ -118,6 +124,8 @@ def add_flare_options(parser: argparse.ArgumentParser, only: tuple[str, ...] | N
     parser : argparse.ArgumentParser
     only : tuple of str, optional
         Fields; None adds all, the presets and the sampling options.
+    defaults : mapping of str to object
+        The command's own, as it gives them to :func:`flare_config`.
     """
     group = parser.add_argument_group("the FLARE loop (symbols as in arXiv 2305.06983)")
     if only is None:
@@ -126,7 +134,7 @@ def add_flare_options(parser: argparse.ArgumentParser, only: tuple[str, ...] | N
             help="where the other options start from: paper and authors_code are FLARE-direct as "
                  f"published and as released; one of {', '.join(sorted(_PRESETS))} (default: "
                  "default)")
-    _add(group, _LOOP, FlareConfig(), only)
+    _add(group, _LOOP, FlareConfig(**defaults), only)
     if only is None:
         for name, _, text in _RULES:
             group.add_argument(f"--{name}-term", action="append", metavar="TEXT",
@@ -137,6 +145,16 @@ def add_flare_options(parser: argparse.ArgumentParser, only: tuple[str, ...] | N
                            help="pieces of the prompt, a JSON object such as "
                                 "'{\"kind\": \"base\", \"passage\": \"{title}: {text}\\n\"}'")
         _add(parser.add_argument_group("sampling"), _SAMPLING, SamplingParams(), None)
+
+
+def add_model_option(
+    parser: argparse.ArgumentParser, *, required: bool = False, default: str | None = None
+) -> None:
+    """Adds ``--model``."""
+    shown = "" if default is None else f" (default: {default})"
+    parser.add_argument("--model", required=required, default=default, metavar="NAME_OR_PATH",
+                        help="a name such as smollm2-135m, a .gguf file, or a directory with "
+                        f"config.json, tokenizer.json and safetensors files{shown}")
 
 
 def add_quantize_option(group: argparse._ActionsContainer) -> None:
@@ -178,10 +196,41 @@ def flare_config(args: argparse.Namespace, **changes: Any) -> FlareConfig:
         terms = getattr(args, f"{name}_term", None) or ()
         patterns = getattr(args, f"{name}_pattern", None) or ()
         if terms or patterns:
-            given[option] = DraftRule(terms=tuple(terms), patterns=tuple(patterns))
+            given[option] = _rule(name, terms, patterns)
     if getattr(args, "template", None) is not None:
         given["template"] = PromptTemplate.load(args.template)
     return _PRESETS[getattr(args, "preset", "default")](**changes | given)
+
+
+def _rule(name: str, terms: Sequence[str], patterns: Sequence[str]) -> DraftRule:
+    """A rule from ``--NAME-term`` and ``--NAME-pattern``. Raises ConfigError in their words."""
+    try:
+        return DraftRule(terms=tuple(terms), patterns=tuple(patterns))
+    except ConfigError as error:
+        text = re.sub(r"DraftRule\.(term|pattern)s\[\d+\]", rf"--{name}-\1", str(error))
+        raise ConfigError(text.replace("put it into terms", f"use --{name}-term")) from None
+
+
+def option_flag(name: str) -> str:
+    """The option of the command line that sets a field of FlareConfig."""
+    rule = next((rule for rule, option, _ in _RULES if option == name), None)
+    if rule is not None:
+        return f"--{rule}-term or --{rule}-pattern"
+    return f"--{name.replace('_', '-')}"
+
+
+def check_engine_options(args: argparse.Namespace) -> None:
+    """Checks what :func:`add_engine_options` added, before anything is read or loaded.
+
+    Raises
+    ------
+    ConfigError
+        A number is out of range.
+    """
+    if args.kv_cache_mb is not None:
+        check_int("--kv-cache-mb", args.kv_cache_mb, 1)
+    if args.threads is not None:
+        check_int("--threads", args.threads, 1, 1024)
 
 
 def json_or_text(text: str) -> Any:
@@ -210,51 +259,3 @@ def parse_filter(text: str | None) -> dict[str, Any] | None:
         raise ConfigError(
             f"--filter: must be a JSON object such as '{{\"lang\": \"en\"}}', got {text!r:.100}")
     return conditions
-
-
-class _OptionParser(argparse.ArgumentParser):
-    """Raises instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"--set: {message}")
-
-
-def parse_options(
-    settings: Sequence[tuple[str, str]]
-) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Options given as names and texts, read as those of the command line.
-
-    Parameters
-    ----------
-    settings : sequence of (str, str)
-        Names as in :class:`FlareConfig` or of a command-line option, and values; switches take
-        ``true`` or ``false``.
-
-    Returns
-    -------
-    args : argparse.Namespace
-        For :func:`flare_config`.
-    others : dict of str to str
-        Those with other names.
-
-    Raises
-    ------
-    ConfigError
-        A value is wrong.
-    """
-    parser = _OptionParser(add_help=False, allow_abbrev=False)
-    add_flare_options(parser)
-    known = {action.dest: action for action in parser._actions}
-    argv: list[str] = []
-    others: dict[str, str] = {}
-    for name, value in settings:
-        action, flag = known.get(name), f"--{name.replace('_', '-')}"
-        if action is None:
-            others[name] = value
-        elif isinstance(action, argparse.BooleanOptionalAction):
-            if value.lower() not in _SWITCH_WORDS:
-                raise ConfigError(f"--set: {name} must be true or false, got {value!r}")
-            argv.append(flag if _SWITCH_WORDS[value.lower()] else f"--no-{flag[2:]}")
-        else:
-            argv.append(f"{flag}={value}")
-    return parser.parse_args(argv), others

@@ -8,15 +8,15 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from flarecore.cli.options import check_engine_options
 from flarecore.cli.progress import StageProgress, waiting
-from flarecore.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from flarecore.engine import Engine
 
-__all__ = ["kept_passages", "open_engine"]
+__all__ = ["kept_passages", "locate_model", "open_engine"]
 
 
 @contextlib.contextmanager
@@ -42,6 +42,18 @@ def kept_passages(path: str | None, engine: Engine) -> Iterator[None]:
         PassageKvFile.write(path, engine, encoded, extends=file)
 
 
+def locate_model(name: str, notes: Console) -> None:
+    """Makes sure that a model is there. Raises ModelFileError."""
+    from flarecore.model_files import find_model
+
+    # Only a model that comes in parts takes time here, once.
+    with StageProgress(notes) as progress:
+        find_model(
+            name,
+            progress=lambda stage, done, total: progress(stage, done >> 20, total >> 20),
+        )
+
+
 @contextlib.contextmanager
 def open_engine(args: argparse.Namespace, notes: Console) -> Iterator[Engine]:
     """An engine for ``--model`` and the options of ``add_engine_options``; closed at the end.
@@ -53,17 +65,10 @@ def open_engine(args: argparse.Namespace, notes: Console) -> Iterator[Engine]:
     """
     from flarecore.engine import Engine
     from flarecore.model import Model
-    from flarecore.model_files import find_model
 
-    if args.kv_cache_mb is not None and args.kv_cache_mb < 1:
-        raise ConfigError(f"--kv-cache-mb must be >= 1, got {args.kv_cache_mb}")
+    check_engine_options(args)
     size = None if args.kv_cache_mb is None else args.kv_cache_mb << 20
-    # Only a model that comes in parts takes time here, once.
-    with StageProgress(notes) as progress:
-        find_model(
-            args.model,
-            progress=lambda stage, done, total: progress(stage, done >> 20, total >> 20),
-        )
+    locate_model(args.model, notes)
     with waiting(notes, f"loading {args.model}"):
         model = Model.load(args.model, threads=args.threads, quantize=args.quantize)
         engine = Engine(model, compute=args.compute, kv_cache_bytes=size)

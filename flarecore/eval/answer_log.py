@@ -57,6 +57,19 @@ class AnswerLog:
         self.records: dict[str, Record] = {}
         self._stream: IO[bytes] | None = None
 
+    def check(self) -> None:
+        """Raises ConfigError if the file was begun with other settings. Changes nothing."""
+        side = self._file.with_suffix(".json")
+        if not side.exists():
+            return
+        before = loads_object(str(side), side.read_bytes())
+        differences = _differences(before, self._settings)
+        if differences:
+            shown = "; ".join(differences[:6]) + ("; …" if len(differences) > 6 else "")
+            raise ConfigError(
+                f"{self._file}: was begun with other settings: {shown}. Use the same settings, "
+                "another --output, or remove the two files")
+
     def __enter__(self) -> AnswerLog:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._stream = open(self._file, "ab")
@@ -109,13 +122,7 @@ class AnswerLog:
                     "whether it may go on; remove it or use another --output")
             write_whole(side, dumps(self._settings, indent=1) + "\n")
             return
-        before = loads_object(str(side), side.read_bytes())
-        differences = _differences(before, self._settings)
-        if differences:
-            shown = "; ".join(differences[:6]) + ("; …" if len(differences) > 6 else "")
-            raise ConfigError(
-                f"{self._file}: was begun with other settings: {shown}. Use the same settings, "
-                "another --output, or remove the two files")
+        self.check()
 
 
 def read_records(file: Path) -> tuple[dict[str, Any], list[Record]]:

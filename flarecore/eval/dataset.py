@@ -13,7 +13,7 @@ from flarecore.errors import ConfigError
 from flarecore.retrieval.corpus import read_passages
 from flarecore.retrieval.passage import Passage, Progress
 
-__all__ = ["EvalData", "Question", "load_data", "read_lines", "read_questions"]
+__all__ = ["EvalData", "Question", "data_files", "load_data", "read_lines", "read_questions"]
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,7 @@ def load_data(
         raise ConfigError("name a folder with queries.jsonl and corpus.jsonl, or both files")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be >= 1, got {limit}")
-    start = f"{prefix}." if prefix else ""
-    queries_file = _named(folder, start + "queries.jsonl", queries)
-    corpus_file = _named(folder, start + "corpus.jsonl", corpus)
+    queries_file, corpus_file = data_files(folder, prefix, queries, corpus)
     questions = read_questions(queries_file)
     passages = read_passages(corpus_file, progress=progress)
     _check_gold(questions, passages, queries_file)
@@ -110,6 +108,16 @@ def load_data(
         queries_sha256=_sha256(queries_file), corpus_sha256=_sha256(corpus_file),
         name=f"{base} ({prefix})" if prefix else base,
         num_gold=max(max(len(q.gold_titles), len(q.gold_ids)) for q in questions))
+
+
+def data_files(
+    folder: str | os.PathLike[str] | None, prefix: str = "",
+    queries: str | os.PathLike[str] | None = None, corpus: str | os.PathLike[str] | None = None,
+) -> tuple[Path, Path]:
+    """The files of questions and of passages; arguments and errors as for :func:`load_data`."""
+    start = f"{prefix}." if prefix else ""
+    return (_named(folder, start + "queries.jsonl", queries),
+            _named(folder, start + "corpus.jsonl", corpus))
 
 
 def _named(folder: Any, name: str, given: Any) -> Path:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flarecore import __version__
-from flarecore.config import FlareConfig
 from flarecore.engine import Engine
 from flarecore.eval.answer_log import AnswerLog
 from flarecore.eval.answering import answer_all
 from flarecore.eval.dataset import EvalData
 from flarecore.eval.exemplars import Exemplars, PromptMaker
 from flarecore.eval.metrics import text_language
-from flarecore.eval.settings import MethodRequest, config_from_settings
+from flarecore.eval.settings import MethodRequest, requested_options
 from flarecore.retrieval.passage import Retriever
-from flarecore.validation import check_choice, check_int, unknown_name
+from flarecore.validation import check_choice, check_int
 
 if TYPE_CHECKING:
     from flarecore.methods import Method
@@ -48,7 +46,7 @@ class Evaluation:
     data : EvalData
         Questions and passages.
     retriever : Retriever or None
-        None is enough for methods that never search.
+        None is enough for methods that never search. It may be set after :meth:`prepare`.
     retriever_name : str
         What the settings call it.
     exemplars : Exemplars
@@ -86,17 +84,18 @@ class Evaluation:
         Raises
         ------
         ConfigError
-            An option is wrong or the method unknown.
+            An option is wrong, the method unknown, or the folder holds its answers under other
+            settings.
         """
         from flarecore.methods import METHODS, make_method
 
-        check_choice("--method", request.name, METHODS)
-        placement = self._options(request)[0].placement
+        placement = requested_options(request, self.settings)[0].placement
         prompts = PromptMaker(
             self.exemplars, has_chat=self.engine.model.tokenizer.chat_template is not None,
             style=self.prompt.style, num_exemplars=self.prompt.num_exemplars,
             with_passages=self.prompt.with_passages, placement=placement)
-        config, options = self._options(request, template=prompts.template)
+        config, options = requested_options(
+            request, self.settings, template=prompts.template)
 
         def make(engine: Engine) -> Method:
             return make_method(request.name, engine, self.retriever, config, **options)
@@ -114,34 +113,9 @@ class Evaluation:
             "data": {"name": self.data.name, "queries_sha256": self.data.queries_sha256,
                      "corpus_sha256": self.data.corpus_sha256},
             "flarecore": __version__}
-        return PreparedRun(self, request, make, prompts, settings)
-
-    def _options(
-        self, request: MethodRequest, **changes: Any
-    ) -> tuple[FlareConfig, dict[str, Any]]:
-        """Options of the loop and of the method.
-
-        Options for all methods reach those that have them; a method's own ones must suit it.
-
-        Raises
-        ------
-        ConfigError
-            A value is wrong, or no method has an option of that name.
-        """
-        from flarecore.methods import METHODS
-
-        spec = METHODS[request.name]
-        config, options = config_from_settings((*self.settings, *request.settings), **changes)
-        own_config = {name for name, _ in request.settings if hasattr(config, name)}
-        narrowed = dataclasses.replace(spec.narrowed(config), **{
-            name: getattr(config, name) for name in own_config})
-        everywhere = {name for other in METHODS.values() for name in other.own}
-        if unknown := set(options) - everywhere:
-            raise unknown_name("--set", unknown, [
-                *(f.name for f in dataclasses.fields(FlareConfig)), *everywhere])
-        given_here = {name for name, _ in request.settings}
-        return narrowed, {name: value for name, value in options.items()
-                          if name in spec.own or name in given_here}
+        run = PreparedRun(self, request, make, prompts, settings)
+        AnswerLog(run.file, settings).check()
+        return run
 
     def _model(self) -> dict[str, Any]:
         model = self.engine.model

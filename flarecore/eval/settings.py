@@ -10,8 +10,12 @@ from typing import Any
 
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
+from flarecore.validation import check_choice, unknown_name
 
-__all__ = ["MethodRequest", "config_from_settings", "parse_methods", "split_settings"]
+__all__ = [
+    "MethodRequest", "config_from_settings", "parse_methods", "requested_options",
+    "split_settings",
+]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # An evaluation of hundreds of questions is about short answers: two facts and the result.
@@ -85,7 +89,7 @@ def split_settings(texts: Iterable[str], where: str = "--set") -> tuple[tuple[st
 
 
 def config_from_settings(
-    settings: Sequence[tuple[str, str]], **changes: Any
+    settings: Sequence[tuple[str, str]], where: str = "--set", **changes: Any
 ) -> tuple[FlareConfig, dict[str, Any]]:
     """Options of the loop and of the method.
 
@@ -97,6 +101,8 @@ def config_from_settings(
     ----------
     settings : sequence of (str, str)
         Options.
+    where : str
+        Where they were given, for messages.
     changes : Any
         Defaults that are not FlareConfig's; the preset ``default`` also takes those of
         evaluations: four sentences, 128 tokens, two passages.
@@ -106,9 +112,10 @@ def config_from_settings(
     ConfigError
         A value is wrong.
     """
-    from flarecore.cli.options import flare_config, json_or_text, parse_options
+    from flarecore.cli.method_options import parse_options
+    from flarecore.cli.options import flare_config, json_or_text
 
-    args, others = parse_options(settings)
+    args, others = parse_options(settings, where)
     start = dict(DEFAULTS) if args.preset == "default" else {
         name: DEFAULTS[name] for name in ("max_sentences", "max_new_tokens", "max_draft_tokens")}
     config = flare_config(args, **start | changes)
@@ -117,3 +124,45 @@ def config_from_settings(
         config = dataclasses.replace(config, template=dataclasses.replace(
             config.template, head=changes["template"].head))
     return config, {name: json_or_text(value) for name, value in others.items()}
+
+
+def requested_options(
+    request: MethodRequest, shared: Sequence[tuple[str, str]], **changes: Any
+) -> tuple[FlareConfig, dict[str, Any]]:
+    """Options of the loop and of a method.
+
+    Options for all methods reach those that have them; a method's own ones must suit it.
+
+    Parameters
+    ----------
+    request : MethodRequest
+        The method.
+    shared : sequence of (str, str)
+        Options of all methods.
+    changes : Any
+        As for :func:`config_from_settings`.
+
+    Raises
+    ------
+    ConfigError
+        The method is unknown, a value is wrong, or no method has an option of that name.
+    """
+    from flarecore.cli.method_options import check_method, option_names
+    from flarecore.methods import METHODS
+
+    spec = METHODS[check_choice("--method", request.name, METHODS)]
+    where = f"--method {request.label}"
+    everywhere = [name for other in METHODS.values() for name in other.own]
+    for place, settings, own in (
+            ("--set", shared, everywhere), (where, request.settings, spec.own)):
+        known = {*option_names(), *own}
+        if unknown := {name for name, _ in settings} - known:
+            raise unknown_name(place, unknown, known)
+        config_from_settings(settings, place)  # a wrong value is one of this place
+    config, options = config_from_settings((*shared, *request.settings), where, **changes)
+    given_here = {name for name, _ in request.settings}
+    config = dataclasses.replace(spec.narrowed(config), **{
+        name: getattr(config, name) for name in given_here if hasattr(config, name)})
+    options = {name: value for name, value in options.items() if name in spec.own}
+    check_method(spec, config, options, where, spelled=str)
+    return config, options

@@ -5,7 +5,7 @@ product. Rows of decode, verification and scoring therefore always go through pr
 `row_tile` rows, several of them one after the other if there are more; what the other rows of a
 tile hold does not reach a row. 8- and 4-bit matrices have a kernel for few rows that keeps the same
 promise at any number of rows. Prefill takes one product for all its rows, padded to one of a few
-counts that depends on the rows of its own sequence only (design, guarantee 1); a quantised matrix
+counts that depends on the rows of its own sequence only; a quantised matrix
 is written out for it, a part at a time (kernels/quantized_values.py tells the cost).
 """
 

@@ -1,4 +1,4 @@
-"""Queries that the model itself writes, on forks of the cache (design 3.4; paper section 3.2.2).
+"""Queries that the model itself writes, on forks of the cache (paper section 3.2.2).
 
 The context is that of the sentence and the sentence, all of it cached, so that only the request is
 prefilled. All questions of a sentence are decoded at once; the engine merges their steps.

@@ -1,4 +1,4 @@
-"""Passages that are attached instead of placed in the context (placement ``parallel``, design 3.5).
+"""Passages that are attached instead of placed in the context (placement ``parallel``).
 
 The trunk (prompt and answer) keeps positions free behind the prompt's head. A passage is encoded
 on its own behind that head, once, and attached there; only the last tokens of the trunk are

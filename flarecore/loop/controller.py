@@ -1,4 +1,4 @@
-"""The FLARE-direct loop of one answer (design 3.1; paper section 3.2, Jiang et al. 2023).
+"""The FLARE-direct loop of one answer (section 3.2 of Jiang et al. 2023).
 
 One generator per answer, sentence by sentence; :mod:`flarecore.loop.drivers` runs it. Answers are
 token ids throughout: accepted ids are never encoded again.

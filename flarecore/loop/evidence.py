@@ -1,4 +1,4 @@
-"""From what a retriever returned to the passages a sentence is written with (design 3.5)."""
+"""From what a retriever returned to the passages a sentence is written with."""
 
 from __future__ import annotations
 

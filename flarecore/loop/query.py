@@ -1,4 +1,4 @@
-"""From a sentence that triggered to search queries (design 3.4)."""
+"""From a sentence that triggered to search queries."""
 
 from __future__ import annotations
 

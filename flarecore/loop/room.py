@@ -1,6 +1,8 @@
-"""Whether an answer fits into the model's context, before any work (design 3.5)."""
+"""Whether an answer fits into the model's context, before any work."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from flarecore.config import FlareConfig
 from flarecore.errors import ContextOverflowError
@@ -41,11 +43,28 @@ def check_room(
     total = sum(parts.values())
     if total > context_length:
         shown = " + ".join(f"{name} {num}" for name, num in parts.items())
-        hint = "shorten the prompt or lower these options" + (
-            ", or use overflow='drop_oldest'" if config.overflow == "error" else "")
         raise ContextOverflowError(
             f"the model's context holds {context_length} tokens, but the answer may need "
-            f"{total} ({shown}); {hint}")
+            f"{total} ({shown}); {_remedy(config, parts, context_length)}")
+
+
+def _remedy(config: FlareConfig, parts: Mapping[str, int], context_length: int) -> str:
+    """What would make room; nothing that could not."""
+    num_fixed = parts["prompt"] + parts.get("positions for passages", 0)
+    if num_fixed >= context_length:
+        lower = " or lower max_evidence_tokens" if parts["prompt"] < context_length else ""
+        return f"shorten the prompt{lower}"
+    sentence = min(config.max_draft_tokens, config.max_new_tokens)
+    options = [name for name in ("max_new_tokens", "max_evidence_tokens") if name in parts]
+    if "positions for passages" in parts:
+        options.append("max_evidence_tokens")
+    if config.overflow == "drop_oldest":
+        shorter = config.max_draft_tokens <= config.max_new_tokens
+        options.insert(0, "max_draft_tokens" if shorter else "max_new_tokens")
+    hint = f"shorten the prompt or lower {' or '.join(options)}"
+    if config.overflow == "error" and num_fixed + sentence <= context_length:
+        hint += ", or use overflow='drop_oldest'"
+    return hint
 
 
 def _num_query_tokens(

@@ -1,4 +1,4 @@
-"""What a sentence is unsure of, as text: the answers of explicit questions (design 3.4)."""
+"""What a sentence is unsure of, as text: the answers of explicit questions."""
 
 from __future__ import annotations
 

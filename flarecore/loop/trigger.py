@@ -1,4 +1,4 @@
-"""Whether a sentence asks for evidence (design 3.2, paper section 3.2.2)."""
+"""Whether a sentence asks for evidence (paper section 3.2.2)."""
 
 from __future__ import annotations
 

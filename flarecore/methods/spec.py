@@ -107,6 +107,14 @@ class MethodSpec:
         return dataclasses.replace(config, **{
             name: getattr(_DEFAULTS, name) for name in _NAMES if name not in self.options})
 
+    def misfit(self, config: FlareConfig) -> str | None:
+        """The first option that was changed and does not apply; None if all do."""
+        for name in _NAMES:
+            if name not in self.options and getattr(config, name) not in (
+                    getattr(_DEFAULTS, name), self.fixed.get(name)):
+                return name
+        return None
+
     def configured(self, config: FlareConfig, own: Mapping[str, Any]) -> FlareConfig:
         """The options as the loop takes them.
 
@@ -115,14 +123,11 @@ class MethodSpec:
         ConfigError
             An option was changed that does not apply.
         """
-        for name in _NAMES:
-            value = getattr(config, name)
-            if name not in self.options and value not in (
-                    getattr(_DEFAULTS, name), self.fixed.get(name)):
-                raise ConfigError(
-                    f"method {self.name!r}: option {name}={value!r} does not apply; leave it at "
-                    f"its default, or drop it with METHODS[{self.name!r}].narrowed(config) "
-                    f"(options that apply: {', '.join(self.options)})")
+        if (name := self.misfit(config)) is not None:
+            raise ConfigError(
+                f"method {self.name!r}: option {name}={getattr(config, name)!r} does not apply; "
+                f"leave it at its default, or drop it with METHODS[{self.name!r}].narrowed(config) "
+                f"(options that apply: {', '.join(self.options)})")
         if config.placement == "boundary" and not self.has_boundary:
             raise ConfigError(
                 f"method {self.name!r}: placement='boundary' needs drafts, which it has not; use "

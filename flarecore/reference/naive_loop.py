@@ -1,6 +1,6 @@
 """FLARE-direct the slow way: every draft and every regeneration starts from nothing.
 
-Written from design 3.1-3.5 and the paper (Jiang et al. 2023, arXiv 2305.06983, section 3.2), apart
+Written from the paper (Jiang et al. 2023, arXiv 2305.06983, section 3.2), apart
 from the controller, so that the two can be compared: no cache, no speculation, no forks, one token
 at a time. It does what is needed for that comparison: all triggers but callables, masked queries,
 all placements, all evidence policies, ``accept_draft`` where no passage is found.
@@ -56,7 +56,7 @@ class _Loop:
     def bytes_of(self, token_ids: Sequence[int]) -> bytes:
         return b"".join(self.table[i] for i in token_ids)
 
-    # ---- passages (design 3.5) ----
+    # ---- passages ----
 
     def retrieve(self, query: str, previous: NaiveEvidence | None) -> NaiveEvidence | None:
         """Passages without repeats; known ones come first, in the order they had."""
@@ -85,7 +85,7 @@ class _Loop:
         start = self.bytes_of(ids[: self.options.max_passage_tokens])
         return start.decode("utf-8", "ignore").strip()
 
-    # ---- one sentence (design 3.1, 3.3) ----
+    # ---- one sentence ----
 
     def write(self, evidence: NaiveEvidence | None, pass_index: int) -> NaivePass:
         options, written = self.options, self.answer.token_ids
@@ -144,7 +144,7 @@ class _Loop:
         ends = (n for n in range(len(ids), 0, -1) if not _is_cut(self.bytes_of(ids[:n])))
         return next(ends, len(ids))
 
-    # ---- trigger and query (design 3.2, 3.4) ----
+    # ---- trigger and query ----
 
     def pieces_of(self, draft: NaivePass) -> list[bytes]:
         return [b"" if i in self.special else self.table[i] for i in draft.token_ids]
@@ -193,7 +193,7 @@ class _Loop:
         tail = self.bytes_of(ids[-self.options.max_query_tokens :])
         return tail.decode("utf-8", "ignore").strip()
 
-    # ---- the loop (design 3.1) ----
+    # ---- the loop ----
 
     def run(self) -> NaiveAnswer:
         answer, options = self.answer, self.options

@@ -1,6 +1,6 @@
 """Contexts of the naive loop: whole lists of ids, put together anew for every sentence.
 
-The layouts are those of design 3.5::
+The layouts::
 
     no evidence           head asked opening answer
     prefix                head EVIDENCE asked opening answer

@@ -1,6 +1,6 @@
 """Attached passages the slow way: one plain forward pass with explicit positions and masks.
 
-Placement ``parallel`` (design 3.5) approximates; this is what exactly. With a head of H tokens, R
+Placement ``parallel`` approximates; this is what exactly. With a head of H tokens, R
 reserved positions, passages P1, P2, … and the tokens Q behind the head:
 
 * token i of a passage has the position H + i, and sees the head and its own passage up to itself;

@@ -4,7 +4,7 @@ It works step by step in float64 on the float32 logits a model gave, with the op
 float32 as the native sampler takes them. The native sampler and the GPU kernels are tested against
 it token for token.
 
-1. confidences = softmax(logits): before anything below, at temperature 1 (design 3.2).
+1. confidences = softmax(logits): before anything below, at temperature 1.
 2. adjusted = float32 logits after the repetition penalty (Keskar et al. 2019, arXiv 1909.05858,
    sign-aware: ``l / p`` for positive logits, ``l * p`` otherwise; once per distinct token id),
    then plus the bias. Each of the two steps is rounded to float32 once.

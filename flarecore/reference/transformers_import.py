@@ -6,7 +6,12 @@ from typing import Any
 
 from flarecore.errors import UnsupportedError
 
-__all__ = ["import_transformers"]
+__all__ = ["INSTALL_TRANSFORMERS", "import_transformers"]
+
+INSTALL_TRANSFORMERS = (
+    "pip install 'flarecore[transformers]' (brings torch, on Linux with 2 GB of CUDA packages; for "
+    "its CPU build first: pip install torch --index-url https://download.pytorch.org/whl/cpu)")
+"""How to get them, for messages."""
 
 
 def import_transformers() -> tuple[Any, Any]:
@@ -16,6 +21,6 @@ def import_transformers() -> tuple[Any, Any]:
         import transformers
     except ImportError as error:
         raise UnsupportedError(
-            "this reference needs torch and transformers: pip install flarecore[transformers]"
+            f"this reference needs torch and transformers: {INSTALL_TRANSFORMERS}"
         ) from error
     return torch, transformers

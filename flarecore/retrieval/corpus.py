@@ -11,6 +11,7 @@ from typing import Any
 from flarecore.errors import ConfigError
 from flarecore.retrieval.chunking import Section, markdown_sections, split_text
 from flarecore.retrieval.passage import Passage, Progress
+from flarecore.wording import system_reason
 
 __all__ = ["read_passages"]
 
@@ -92,7 +93,7 @@ def _find_files(root: Path) -> list[tuple[Path, str, int]]:
             raise ConfigError(f"{root}: holds no file ending in {', '.join(_SUFFIXES)}")
         return [(file, name, file.stat().st_size) for file, name in sorted(found)]
     except OSError as error:
-        raise ConfigError(f"{root}: cannot be read: {error}") from error
+        raise ConfigError(f"{root}: cannot be read: {system_reason(error)}") from error
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -170,7 +171,7 @@ def _read_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
+        raise ConfigError(f"{file}: cannot be read: {system_reason(error)}") from error
 
 
 def _decode(data: bytes, where: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flarecore.errors import ModelFileError, UnsupportedError
+from flarecore.wording import system_reason
 
 __all__ = ["EncoderFiles", "read_encoder_files"]
 
@@ -75,7 +76,7 @@ def _read_json(path: Path, kind: type = dict) -> Any:
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path}: cannot be read as JSON: {error}") from error
+        raise ModelFileError(f"{path}: cannot be read as JSON: {system_reason(error)}") from error
     if not isinstance(data, kind):
         raise ModelFileError(f"{path}: must hold a {kind.__name__}, got {type(data).__name__}")
     return data

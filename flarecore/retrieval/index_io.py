@@ -29,6 +29,7 @@ import numpy.typing as npt
 from flarecore.errors import IndexFileError
 from flarecore.retrieval.passage import Passage
 from flarecore.whole_file import open_whole
+from flarecore.wording import system_reason
 
 __all__ = ["FORMAT_VERSION", "IndexFile", "index_info", "read_index_file", "write_index_file"]
 
@@ -132,7 +133,7 @@ def write_index_file(
             _write(file, header, sections)
     except OSError as error:
         raise IndexFileError(
-            f"{path}: the index cannot be written: {error.strerror or error}") from error
+            f"{path}: the index cannot be written: {system_reason(error)}") from error
 
 
 def _write(
@@ -189,7 +190,8 @@ def read_index_file(path: str | os.PathLike[str], *, header_only: bool = False) 
             table = _check_table(source, header.pop("sections", None), begin, size)
             sections = {} if header_only else _read_sections(source, file, begin, table)
     except OSError as error:
-        raise IndexFileError(f"{source}: the index cannot be read: {error}") from error
+        raise IndexFileError(
+            f"{source}: the index cannot be read: {system_reason(error)}") from error
     return IndexFile(source, header, sections)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flarecore.trace import RetrievalTrace, Trace
 from flarecore.trace_html.bars import Segment, bar, count, percent, seconds
-from flarecore.trace_html.facts import Settings, check_trace, evidence_use, shown_value
+from flarecore.trace_html.facts import Settings, check_trace, shown_value, words_found
 from flarecore.trace_html.markup import Markup, join, language, tag
 from flarecore.trace_html.phases import phase_table, timeline
 from flarecore.trace_html.searches import Words, search_step
@@ -128,9 +128,9 @@ def _tiles(trace: Trace) -> Markup:
     if stats.num_proposed > 0:
         tiles.append((percent(stats.num_accepted, stats.num_proposed), "of proposals right",
                       f"{count(stats.num_accepted)} of {count(stats.num_proposed, 'token')}"))
-    found, words = evidence_use(trace)
+    found, words = words_found(trace)
     if words:
-        tiles.append((percent(found, words), "evidence use",
+        tiles.append((percent(found, words), "words found",
                       f"{count(found)} of {count(words)} content words of sentences written again "
                       "stand in their passages"))
     if trace.passage_overlap is not None:

@@ -11,7 +11,7 @@ from flarecore.errors import ConfigError
 from flarecore.trace import PassTrace, RetrievalTrace, SentenceTrace, Trace
 from flarecore.wording import content_words
 
-__all__ = ["Settings", "check_trace", "evidence_use", "rounds", "shown_value", "used_passages"]
+__all__ = ["Settings", "check_trace", "rounds", "shown_value", "used_passages", "words_found"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def used_passages(search: RetrievalTrace) -> str:
     return "\n".join(f"{p.title}\n{p.text}" for p in search.passages if p.num_tokens > 0)
 
 
-def evidence_use(trace: Trace) -> tuple[int, int]:
+def words_found(trace: Trace) -> tuple[int, int]:
     """Content words of the sentences written again: those that the passages have, and all."""
     num_found = num_words = 0
     for sentence in trace.sentences:
