@@ -91,6 +91,11 @@ class AsyncAnswerStream(AsyncIterator[Event]):
 
     Cancelling the task that iterates, or :meth:`aclose` (also by leaving an ``async with`` block),
     ends the answer. After the last event, :attr:`result` is the answer.
+
+    Raises
+    ------
+    ConfigError
+        Two tasks use it at the same time.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         self._outcome = outcome
 
     async def __anext__(self) -> Event:
+        self._check_alone()
         return await self._events.__anext__()
 
     async def __aenter__(self) -> AsyncAnswerStream:
@@ -110,7 +116,13 @@ class AsyncAnswerStream(AsyncIterator[Event]):
 
     async def aclose(self) -> None:
         """Ends the answer; may be repeated."""
+        self._check_alone()
         await self._events.aclose()
+
+    def _check_alone(self) -> None:
+        if self._events.ag_running:  # type: ignore[attr-defined]
+            raise ConfigError(
+                "another task is reading this stream; to end the answer, cancel that task")
 
     @property
     def result(self) -> FlareResult:

@@ -11,6 +11,7 @@ from test_controller import LOW, PAPER
 
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError, RetrievalError
+from flarecore.events import DraftStarted
 from flarecore.flare import Flare
 
 
@@ -184,3 +185,24 @@ def test_a_retriever_is_needed_only_where_it_is_used():
         Flare(engine, object())
     with pytest.raises(ConfigError, match="FlareConfig"):
         Flare(engine, None, {"theta": 0.5})
+
+
+def test_a_second_task_on_a_stream_is_refused():
+    engine, flare = make(Lists([Say(" One.", hang=True)]))
+
+    async def read_twice():
+        stream = flare.astream("Who?")
+        while not isinstance(await stream.__anext__(), DraftStarted):
+            pass
+        reader = asyncio.create_task(stream.__anext__())
+        await asyncio.sleep(0.02)
+        for second in (stream.__anext__, stream.aclose):
+            with pytest.raises(ConfigError, match="another task is reading this stream"):
+                await second()
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        await stream.aclose()
+
+    asyncio.run(read_twice())
+    engine.check_integrity()
