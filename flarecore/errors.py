@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CancelledError",
+    "ClosedError",
     "ConfigError",
     "ContextOverflowError",
     "DeadlineExceeded",
@@ -61,6 +62,10 @@ class CancelledError(FlarecoreError):
 
 class DeadlineExceeded(FlarecoreError):
     """The operation's deadline passed; the sequence is as it was before it."""
+
+
+class ClosedError(FlarecoreError):
+    """The engine or the sequence was closed, before the call or while it was at work."""
 
 
 class UnsupportedError(FlarecoreError):

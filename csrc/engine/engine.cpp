@@ -97,12 +97,12 @@ std::unique_lock<std::mutex> Engine::lock() {
   check(getpid() == process_id_, ErrorKind::kUnsupported, "the engine belongs to process ",
         process_id_, " and cannot be used after fork(); make a new engine in process ", getpid());
   std::unique_lock<std::mutex> guard(mutex_);
-  check(!is_stopping_, ErrorKind::kConfig, "the engine is closed");
+  check(!is_stopping_, ErrorKind::kClosed, "the engine is closed; make a new one");
   return guard;
 }
 
 void Engine::check_usable(const Sequence& sequence) const {
-  check(!sequence.is_closed, ErrorKind::kConfig, "the sequence is closed");
+  check(!sequence.is_closed, ErrorKind::kClosed, "the sequence is closed; open a new one");
   check(!sequence.is_busy, ErrorKind::kSequenceBusy,
         "an operation still runs on the sequence; wait for it or cancel it first");
 }
