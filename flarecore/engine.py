@@ -46,7 +46,9 @@ class Engine:
     model : Model
     kv_cache_bytes : int, optional
         Budget of the KV cache. None: four full contexts, at most a quarter of the memory. On a CPU
-        its pages are taken from the system when they are first written, unless `preallocate`.
+        addresses are reserved and pages are taken from the system when they are first written,
+        unless `preallocate`: a budget within the machine's memory (or its control group's) is
+        accepted whatever is free now, so leave room for the weights and for everything else.
     preallocate : bool
         On a CPU True takes the whole memory of the KV cache now, by all threads, so that no request
         waits for it later. On a GPU it is always taken at once.
@@ -84,7 +86,8 @@ class Engine:
     Raises
     ------
     ConfigError
-        An option is unknown or out of range.
+        An option is unknown or out of range; on a CPU `kv_cache_bytes` is more than the memory of
+        the machine or its control group, or with `preallocate` more than is free.
     """
 
     def __init__(self, model: Model, *, kv_cache_bytes: int | None = None,

@@ -1,6 +1,7 @@
 """Limits and arguments of a sequence's operations; a refused call changes nothing."""
 
 import os
+import re
 import resource
 import shlex
 import subprocess
@@ -54,6 +55,10 @@ def test_preallocated_memory_is_there_at_once():
 
 def test_more_memory_than_there_is_is_not_taken():
     machine = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    with pytest.raises(ConfigError, match=r"has (\d+) bytes of memory in all") as refused:
+        open_engine(smollm2_path(), compute="int8", kv_cache_bytes=2 * machine)
+    memory = int(re.findall(r"\d+", str(refused.value))[-1])
+    assert memory <= machine
     with pytest.raises(ConfigError, match=r"preallocate needs \d+ bytes and \d+ are available"):
         open_engine(smollm2_path(), compute="int8", kv_cache_bytes=2 * machine, preallocate=True)
 

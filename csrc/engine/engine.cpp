@@ -19,14 +19,22 @@ KvLayout make_layout(const DecoderConfig& config, ComputeMode compute) {
 int64_t default_cache_bytes(const DecoderConfig& config, const KvLayout& layout) {
   const int64_t context_blocks = (config.context_length + kBlockTokens - 1) / kBlockTokens;
   const int64_t context_bytes = context_blocks * static_cast<int64_t>(layout.block_size_bytes());
-  const int64_t machine = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
-  return std::min(4 * context_bytes, std::max(machine / 4, int64_t{1} << 28));
+  return std::min(4 * context_bytes, std::max(total_memory_bytes() / 4, int64_t{1} << 28));
 }
 
 int num_cache_blocks(const DecoderConfig& config, const KvLayout& layout, int64_t cache_bytes) {
   const int64_t block_bytes = static_cast<int64_t>(layout.block_size_bytes());
   check(cache_bytes >= 0, ErrorKind::kConfig, "kv_cache_bytes must be >= 0, got ", cache_bytes);
-  if (cache_bytes == 0) cache_bytes = default_cache_bytes(config, layout);
+  if (cache_bytes == 0) {
+    cache_bytes = default_cache_bytes(config, layout);
+  } else {
+    // Pages are only taken when they are written: without this a budget that can never be there
+    // would be found out by the system's killing the process.
+    const int64_t memory = total_memory_bytes();
+    check(cache_bytes <= memory, ErrorKind::kConfig, "kv_cache_bytes is ", cache_bytes,
+          ", the machine (or its control group) has ", memory,
+          " bytes of memory in all; pass a smaller kv_cache_bytes");
+  }
   const int64_t num_blocks = cache_bytes / block_bytes;
   check(num_blocks >= 1, ErrorKind::kConfig, "kv_cache_bytes is ", cache_bytes,
         ", one block of ", kBlockTokens, " tokens of this model takes ", block_bytes);
