@@ -155,7 +155,23 @@ class FlareConfig:
     Raises
     ------
     ConfigError
-        An option is unknown, of the wrong type or out of range.
+        An option is unknown, of the wrong type or out of range, or a callable cannot take the
+        argument it is given.
+
+    Notes
+    -----
+    Callables are plain functions, called with one argument by position on the thread (or in the
+    task) that asks for the next event. What they raise ends the answer with a CallbackError:
+
+    - ``gate(question: str | None) -> "never" | "always" | None``
+    - ``trigger(sentence: Candidate) -> bool``: whether it needs evidence
+    - ``must_retrieve(draft: Candidate) -> bool``, ``never_retrieve(sentence: Candidate) -> bool``
+    - ``query(sentence: Candidate) -> str | Sequence[str]``: white space only counts as none
+    - ``no_evidence(sentence: Candidate | None) -> "accept_draft" | "omit" | "stop"``: None at the
+      initial retrieval
+
+    A :class:`flarecore.Candidate` has the sentence's text, tokens and confidences, the question and
+    the answer so far: ``trigger=lambda sentence: sentence.min_prob < 0.3``.
     """
 
     gate: str | GateFn | None = None

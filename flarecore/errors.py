@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from flarecore.result import FlareResult
 
 __all__ = [
+    "CallbackError",
     "CancelledError",
     "ClosedError",
     "ConfigError",
@@ -81,4 +82,8 @@ class PassageFileError(IndexFileError):
 
 
 class RetrievalError(FlarecoreError):
-    """A retriever raised; the cause is chained."""
+    """A retriever raised (the cause is chained) or returned something wrong."""
+
+
+class CallbackError(FlarecoreError):
+    """A callable of the options (trigger, query and others) raised; the cause is chained."""

@@ -6,6 +6,7 @@ token ids throughout: accepted ids are never encoded again.
 
 from __future__ import annotations
 
+from flarecore.callables import call_option
 from flarecore.errors import ConfigError, DeadlineExceeded, FlarecoreError
 from flarecore.events import (
     DraftFinished,
@@ -105,7 +106,7 @@ class AnswerLoop:
         """What the gate says about the question."""
         gate, question = self._config.gate, self._setup.prompt.question_text
         if callable(gate):
-            gate = gate(question)
+            gate = call_option("gate", gate, question)
         if gate not in ("never", "always", None):
             raise ConfigError(
                 f"gate: the callable must return 'never', 'always' or None, got {gate!r}")
