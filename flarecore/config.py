@@ -134,6 +134,13 @@ class FlareConfig:
         one with a retrieval.
     max_sentences, max_new_tokens, deadline_ms : int, int, float
         End the answer, with the option's name (``deadline`` for the last) as stop reason.
+        `deadline_ms` counts from the call (of ``stream`` and ``astream``, not from their first
+        event; of ``agenerate`` from its first step), and what the consumer of events takes counts
+        as well. It is looked at before every forward pass, so that an answer may end one pass late;
+        asyncio answers give up waiting for a retriever, blocking ones wait for it.
+    deadline_policy : {"drop", "accept_draft"}
+        What to do with a sentence that is written to its end, asks for evidence and still waits for
+        it at the deadline: leave it out, or accept it, flagged with ``deadline``.
     max_draft_tokens : int
         A sentence is cut there.
     overflow : {"error", "drop_oldest"}
@@ -206,6 +213,7 @@ class FlareConfig:
     max_sentences: int | None = None
     max_new_tokens: int = 256
     deadline_ms: float | None = None
+    deadline_policy: str = "drop"
     max_draft_tokens: int = 64
     overflow: str = "error"
     stop: tuple[str, ...] = ()

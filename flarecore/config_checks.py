@@ -35,6 +35,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "evidence_policy": ("replace", "keep_first", "sticky"),
     "draft_context": ("none", "last_evidence"),
     "no_evidence": ("accept_draft", "omit", "stop"),
+    "deadline_policy": ("drop", "accept_draft"),
     "overflow": ("error", "drop_oldest"),
 }
 _CALLABLE = frozenset({"gate", "trigger", "query", "no_evidence"})

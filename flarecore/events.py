@@ -205,8 +205,9 @@ class SentenceAccepted(Event):
         None for a draft that asked for nothing (confident, or a rule or the gate said so) and for a
         sentence written with the passages of its own search. Else why a sentence that triggered
         was accepted as it was: ``no_evidence``,
-        ``empty_query``, ``repeated_query``, ``max_retrievals``, ``max_retrievals_per_sentence`` or
-        ``cooldown_sentences``; of method ``marker`` also ``marked_again``.
+        ``empty_query``, ``repeated_query``, ``max_retrievals``, ``max_retrievals_per_sentence``,
+        ``cooldown_sentences``, or ``deadline`` (``deadline_policy="accept_draft"``); of method
+        ``marker`` also ``marked_again``.
     passage_ids : tuple of str
         Passages in view when it was written.
     """

@@ -284,6 +284,7 @@ class Flare:
         filter: Filter | None, num_head_tokens: int | None,
     ) -> AnswerSetup:
         """Checks a request and prepares everything that needs no forward pass."""
+        started = self._clock()
         if scope is not None:
             check_text("scope", scope)
         if filter is not None and not isinstance(filter, Mapping):
@@ -307,7 +308,7 @@ class Flare:
         return AnswerSetup(
             engine=self._engine, config=self._config, prompt=built, template=template,
             pieces=self._pieces, maker=maker, joint=self._joint, scope=scope, filter=filter,
-            clock=self._clock,
+            clock=self._clock, started=started,
             reserved=None if num_reserved is None else Reserved(
                 built.num_attach_head, num_reserved))
 

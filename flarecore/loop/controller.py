@@ -52,7 +52,7 @@ class AnswerLoop:
             question=setup.prompt.question_text, scope=setup.scope,
             prompt_token_ids=setup.prompt.token_ids, placement=setup.config.placement,
             clock=setup.clock, method=setup.method, method_options=setup.method_options)
-        deadline = Deadline(setup.config.deadline_ms, setup.clock)
+        deadline = Deadline(setup.config.deadline_ms, setup.clock, setup.started)
         self._lineages = Lineages(setup.engine, setup.reserved)
         self._decode = DecodePass(setup, self._record, deadline, self._lineages)
         self._queries = QueryMaker(
@@ -79,8 +79,7 @@ class AnswerLoop:
             try:
                 reason = yield from self._write()
             except DeadlineExceeded:
-                reason = "deadline"
-                self._abandon(reason)
+                reason = yield from self._end_at_deadline()
             return (yield from self._finish(reason))
         except FlarecoreError as error:
             self._abandon("error")
@@ -249,6 +248,17 @@ class AnswerLoop:
             if num_bytes < 0:
                 return token_ids[:position]
         return token_ids
+
+    def _end_at_deadline(self) -> Steps[str]:
+        """Drops the sentence at work, or accepts it, as ``deadline_policy`` says."""
+        step = self._step
+        keeps = self._config.deadline_policy == "accept_draft"
+        if step is None or not keeps or step.current.is_cut or step.current.is_empty:
+            self._abandon("deadline")
+        else:
+            step.unsupported_because = "deadline"
+            yield from self._end_sentence(step, "accept")
+        return "deadline"
 
     def _abandon(self, reason: str) -> None:
         """Records the sentence at work as one that the answer ended without."""

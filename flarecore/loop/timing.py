@@ -48,15 +48,19 @@ class Deadline:
     Parameters
     ----------
     limit_ms : float or None
-        From now on; None is no limit.
+        From `started` on; None is no limit.
     clock : callable
         Monotonic seconds.
+    started : float
+        When the answer was asked for, by that clock.
     """
 
-    def __init__(self, limit_ms: float | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, limit_ms: float | None, clock: Callable[[], float], started: float
+    ) -> None:
         self._limit_ms = limit_ms
         self._clock = clock
-        self._started = clock()
+        self._started = started
 
     def remaining_ms(self) -> float | None:
         """What is left; None without a limit.
