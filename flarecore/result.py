@@ -25,8 +25,8 @@ class FlareResult:
     stop_reason : str
         ``eos``, ``stop_string``, ``max_sentences``, ``max_new_tokens``, ``context_length``,
         ``deadline``, ``no_evidence``, ``no_progress`` (the engine gave an empty sentence without
-        a reason to end), ``final_answer`` (method ``question-decomposition``) or ``error`` (only on
-        the ``partial`` of an exception).
+        a reason to end), ``final_answer`` (method ``question-decomposition``), ``error`` (only on
+        the ``partial`` of an exception) or ``cancelled`` (only on the ``partial`` of a stream).
     trace : Trace
         How it came about, sentence by sentence.
     """

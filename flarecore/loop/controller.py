@@ -65,6 +65,7 @@ class AnswerLoop:
         self._index = 0
         self._placed: Placed | None = None
         self._step: SentenceStep | None = None
+        self._ended: FlareResult | None = None
 
     def run(self) -> Steps[FlareResult]:
         """The loop: yields effects, returns the result.
@@ -75,6 +76,7 @@ class AnswerLoop:
             What ended the answer early; its attribute ``partial`` holds the
             :class:`FlareResult` up to the last accepted sentence.
         """
+        self._record.clock.resume()
         try:
             try:
                 reason = yield from self._write()
@@ -82,11 +84,14 @@ class AnswerLoop:
                 reason = yield from self._end_at_deadline()
             return (yield from self._finish(reason))
         except FlarecoreError as error:
-            self._abandon("error")
-            error.partial = self._result("error")
+            error.partial = self._ended = self._record.result("error", self._step)
             raise
         finally:
             self._lineages.close()
+
+    def partial(self) -> FlareResult:
+        """The answer so far, as of one that is cancelled now; how it ended, if it has."""
+        return self._ended or self._record.result("cancelled", self._step)
 
     def _write(self) -> Steps[str]:
         """Writes sentences until there is a reason to stop."""
@@ -274,10 +279,6 @@ class AnswerLoop:
             event = SentenceAccepted(self._index, remainder, (), "remainder", None, ())
             self._record.accepted.append(event)
             yield from self._record.emit(event)
-        result = self._result(reason)
+        result = self._ended = self._record.result(reason)
         yield from self._record.emit(Finished(result.text, reason, result.stats))
         return result
-
-    def _result(self, reason: str) -> FlareResult:
-        token_ids = tuple(i for event in self._record.accepted for i in event.token_ids)
-        return self._record.result(self._text.text, token_ids, reason)

@@ -10,7 +10,7 @@ __all__ = ["Deadline", "PhaseClock"]
 
 
 class PhaseClock:
-    """Wall time by phase. What passes while it is paused belongs to none.
+    """Wall time by phase. What passes while it is paused, as it is at first, belongs to none.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ class PhaseClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._phase = "other"
-        self._since: float | None = clock()
+        self._since: float | None = None
         self.ms = {"draft": 0.0, "query": 0.0, "retrieve": 0.0, "regenerate": 0.0, "other": 0.0}
 
     def enter(self, phase: str) -> float:
@@ -40,6 +40,13 @@ class PhaseClock:
     def resume(self) -> None:
         """Goes on with the phase that was paused."""
         self._since = self._clock()
+
+    def so_far(self) -> dict[str, float]:
+        """Milliseconds by phase, those of the running one up to now."""
+        ms, since = dict(self.ms), self._since
+        if since is not None:
+            ms[self._phase] += (self._clock() - since) * 1000.0
+        return ms
 
 
 class Deadline:
