@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flarecore.codec import dumps, from_jsonable, loads_object, to_jsonable
+from flarecore.codec import check_object, dumps, from_jsonable, loads_object, to_jsonable
 from flarecore.trace import FlareStats, PassageTrace, RuleTrace
 from flarecore.validation import check_choice
 
@@ -50,6 +50,7 @@ class Event:
         ConfigError
             An unknown kind of event, or a field that is missing, unknown or of the wrong type.
         """
+        check_object("event", data)
         values = dict(data)
         kind = check_choice("event", values.pop(_KIND, None), _KINDS)
         event: Event = from_jsonable(_KINDS[kind], values, kind)

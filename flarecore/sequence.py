@@ -255,7 +255,16 @@ class Sequence:
 
     def rollback(self, checkpoint: Checkpoint) -> None:
         """Brings back everything of a checkpoint of the same engine: tokens, reserved positions,
-        attached passages, KV, looked-ahead tokens."""
+        attached passages, KV, looked-ahead tokens.
+
+        Raises
+        ------
+        ConfigError
+            It is no checkpoint, or one of another engine.
+        """
+        if not isinstance(checkpoint, Checkpoint):
+            raise ConfigError(f"checkpoint must be a Checkpoint (see Sequence.checkpoint), got "
+                              f"{type(checkpoint).__name__}")
         self._native.rollback(checkpoint._native)
 
     def fork(self) -> Sequence:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from flarecore.errors import IndexFileError
 from flarecore.retrieval.passage import Passage
+from flarecore.validation import check_path
 from flarecore.whole_file import open_whole
 
 __all__ = ["FORMAT_VERSION", "IndexFile", "index_info", "read_index_file", "write_index_file"]
@@ -177,7 +178,7 @@ def read_index_file(path: str | os.PathLike[str], *, header_only: bool = False) 
     IndexFileError
         Missing, of another kind or version, cut off, or damaged anywhere.
     """
-    source = Path(path)
+    source = Path(check_path("the path of an index", path))
     try:
         with open(source, "rb") as file:
             size = os.fstat(file.fileno()).st_size
