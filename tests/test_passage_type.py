@@ -4,19 +4,11 @@ import inspect
 from dataclasses import dataclass
 
 import pytest
-from helpers_retrieval import WordEncoder
+from helpers_retrieval import UncheckedPassage, WordEncoder
 
 from flarecore.errors import ConfigError, RetrievalError
 from flarecore.retrieval.hnsw import HnswRetriever
 from flarecore.retrieval.passage import Passage, Retriever, check_results
-
-
-@dataclass(frozen=True)
-class Unchecked(Passage):
-    """What another implementation may return."""
-
-    def __post_init__(self):
-        pass
 
 
 def test_fields_of_a_passage_are_checked():
@@ -44,8 +36,8 @@ def test_check_results():
     for results, message in [
         (None, "NoneType"), ([[]], "1 lists for 2"), ([None, []], "query 0.*NoneType"),
         ([good[0] * 2, []], "2 passages, at most k = 1"), ([["a"], []], "result 0.*got str"),
-        ([[Unchecked("a", None)], []], "NoneType"),
-        ([[Unchecked("a", "x", title=None)], []], "title"),
+        ([[UncheckedPassage("a", None)], []], "NoneType"),
+        ([[UncheckedPassage("a", "x", title=None)], []], "title"),
         ([[Passage("a", "x", score=float("nan"))], []], "finite"),
         ([[Passage("a", "x", score="1")], []], "finite"),
     ]:
