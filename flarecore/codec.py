@@ -31,7 +31,7 @@ def to_jsonable(value: Any) -> Any:
 
 def json_value(value: Any) -> Any:
     """`value` as plain JSON values; what JSON does not know becomes its ``str``."""
-    return json.loads(json.dumps(to_jsonable(value), default=str))
+    return json.loads(json.dumps(to_jsonable(value), default=str), parse_constant=str)
 
 
 def dumps(data: Mapping[str, Any], *, indent: int | None = None) -> str:

@@ -100,9 +100,10 @@ def check_token_ids(where: str, token_ids: Iterable[int]) -> list[int]:
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ConfigError(f"{where} must be a flat sequence of integers, got values of type "
                           f"{ids.dtype} and shape {ids.shape}")
-    if ids.min() < -MAX_INT32 or ids.max() > MAX_INT32:
-        raise ConfigError(f"{where} holds {max(ids.max(), -ids.min())}, no token id is that large")
     values: list[int] = ids.tolist()
+    largest = max(values, key=abs)
+    if abs(largest) > MAX_INT32:
+        raise ConfigError(f"{where} holds {largest}, no token id is that large")
     return values
 
 

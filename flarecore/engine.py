@@ -63,7 +63,9 @@ class Engine:
         and ``"cuda"`` name the two fused samplers.
     max_batch_tokens : int, optional
         Most rows of one forward pass: 256 on a CPU, where results do not depend on it; on a GPU
-        1024, and most tokens of a prefill's chunk.
+        1024, and most tokens of a prefill's chunk. On a CPU a pass in which sequences decode takes
+        at most 64 tokens of prompts along, so that a long prompt does not hold up the others'
+        sentences; fewer here make that wait shorter still and the prompt's prefill longer.
     deterministic : bool
         On a GPU a prefill in other chunks, or after a warm cache, may differ in the last bits.
         True removes that: prefill then goes through the products of decode, `row_tile` rows at a

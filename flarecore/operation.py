@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flarecore import _C
+from flarecore.validation import check_number
 
 __all__ = ["Decoded", "Operation", "OperationStats", "Scored"]
 
@@ -117,10 +119,12 @@ class Operation(Generic[T]):
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait; None waits until the end.
+            Seconds to wait, none if it is 0 or below; None waits until the end.
 
         Raises
         ------
+        ConfigError
+            `timeout` is no number.
         TimeoutError
             It is not done yet; it goes on running.
         FlarecoreError
@@ -128,8 +132,9 @@ class Operation(Generic[T]):
         KeyboardInterrupt
             Ctrl-C; the operation has been cancelled and has ended.
         """
+        timeout_ms = None if timeout is None else max(0.0, 1000.0 * _check_timeout(timeout))
         try:
-            if not self._native.wait(None if timeout is None else timeout * 1000.0):
+            if not self._native.wait(timeout_ms):
                 raise TimeoutError(f"the operation is not done after {timeout} s")
         except BaseException as error:
             if not isinstance(error, TimeoutError):
@@ -160,6 +165,11 @@ class Operation(Generic[T]):
             self.cancel()
             raise
         return self._convert(self._native.result())
+
+
+def _check_timeout(timeout: float) -> float:
+    # Waiting for ever may be written as infinity, too.
+    return timeout if timeout == math.inf else check_number("timeout", timeout)
 
 
 def to_stats(raw: dict[str, Any]) -> OperationStats:

@@ -263,8 +263,9 @@ class Sequence:
             It is no checkpoint, or one of another engine.
         """
         if not isinstance(checkpoint, Checkpoint):
-            raise ConfigError(f"checkpoint must be a Checkpoint (see Sequence.checkpoint), got "
-                              f"{type(checkpoint).__name__}")
+            raise ConfigError(
+                f"checkpoint must be a Checkpoint (see checkpoint()), got "
+                f"{type(checkpoint).__name__}")
         self._native.rollback(checkpoint._native)
 
     def fork(self) -> Sequence:

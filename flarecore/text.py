@@ -7,7 +7,7 @@ Source of the mask: Jiang et al. 2023 (arXiv 2305.06983), section 3.2.2.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from flarecore import _C  # type: ignore[attr-defined]
 from flarecore.errors import ConfigError
+from flarecore.validation import check_choice, check_number
 
 __all__ = [
     "MaskUnit",
@@ -75,7 +76,7 @@ class SentenceBoundary:
             Later tokens belong to the next sentence: reset, then feed them again. Once decided,
             further calls change nothing.
         """
-        return int(self._native.feed(token_bytes))
+        return int(self._native.feed(_bytes("token_bytes", token_bytes)))
 
     def finish(self) -> int:
         """Decides as if the text ended here.
@@ -126,8 +127,10 @@ def split_sentences(
     Raises
     ------
     ConfigError
-        If ``min_chars`` is out of range.
+        If ``min_chars`` is out of range, or ``text`` no string.
     """
+    if not isinstance(text, str):
+        raise ConfigError(f"text must be a string, got {type(text).__name__}")
     data = text.encode("utf-8", errors="surrogatepass")
     ends = _C.split_sentences(
         data,
@@ -185,10 +188,16 @@ def mask_to_query(
     Raises
     ------
     ConfigError
-        If lengths differ, ``beta`` or a probability is out of range, or ``unit`` is unknown.
+        If lengths differ, an argument is of the wrong type, ``beta`` or a probability is out of
+        range, or ``unit`` is unknown.
     """
     query, kept = _C.mask_to_query(
-        list(token_bytes), _probs(probs), beta, unit, bool(inclusive), _flags(special)
+        _token_bytes(token_bytes),
+        _probs(probs),
+        check_number("beta", beta, 0.0, 1.0),
+        check_choice("unit", unit, ("word", "token", "auto")),
+        bool(inclusive),
+        _flags(special),
     )
     return str(query), list(kept)
 
@@ -231,9 +240,9 @@ def low_spans(
     """
     spans = _C.low_spans(
         _probs(probs),
-        threshold,
+        check_number("threshold", threshold, 0.0, 1.0),
         _integer("span_gap", span_gap),
-        list(token_bytes),
+        _token_bytes(token_bytes),
         _flags(special),
         bool(inclusive),
     )
@@ -245,7 +254,7 @@ def is_punctuation_or_space(token_bytes: bytes) -> bool:
 
     A piece of a character and other symbols (€, emoji) are not.
     """
-    return bool(_C.is_punctuation_or_space(token_bytes))
+    return bool(_C.is_punctuation_or_space(_bytes("token_bytes", token_bytes)))
 
 
 def _integer(name: str, value: int) -> int:
@@ -255,9 +264,26 @@ def _integer(name: str, value: int) -> int:
         raise ConfigError(f"{name} must be an integer, got {value!r}") from None
 
 
+def _bytes(name: str, value: bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ConfigError(f"{name} must be bytes, got {type(value).__name__}")
+    return value
+
+
+def _token_bytes(token_bytes: Sequence[bytes]) -> list[bytes]:
+    if isinstance(token_bytes, (str, bytes)) or not isinstance(token_bytes, Iterable):
+        raise ConfigError(f"token_bytes must be one bytes object a token, got {token_bytes!r:.80}")
+    return [_bytes(f"token_bytes[{i}]", item) for i, item in enumerate(token_bytes)]
+
+
 def _probs(probs: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    return np.ascontiguousarray(probs, dtype=np.float32)
+    try:
+        return np.ascontiguousarray(probs, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"probs must be one number a token: {error}") from None
 
 
 def _flags(special: Sequence[bool] | None) -> list[bool] | None:
+    if special is not None and not isinstance(special, Iterable):
+        raise ConfigError(f"special must be one flag a token, got {special!r:.80}")
     return None if special is None else [bool(flag) for flag in special]

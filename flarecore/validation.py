@@ -21,6 +21,7 @@ __all__ = [
     "check_optional_int",
     "check_path",
     "check_strings",
+    "check_unicode",
     "named_options",
     "unknown_name",
 ]
@@ -54,7 +55,7 @@ def check_int(where: str, value: object, low: int, high: int | None = None) -> i
         raise ConfigError(f"{where} must be an integer {limit}, got {value!r}")
     number = int(value)
     if number < low or (high is not None and number > high):
-        raise ConfigError(f"{where} must be an integer {limit}, got {number}")
+        raise ConfigError(f"{where} must be an integer {limit}, got {_shown(number)}")
     return number
 
 
@@ -90,10 +91,20 @@ def check_number(
         else "a finite number"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ConfigError(f"{where} must be {limit}, got {value!r}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        number = math.inf
     if not math.isfinite(number) or number < low or number > high or (open_low and number == low):
-        raise ConfigError(f"{where} must be {limit}, got {value!r}")
+        raise ConfigError(f"{where} must be {limit}, got {_shown(value)}")
     return number
+
+
+def _shown(number: object) -> str:
+    """`number` in a message; Python does not write out integers of thousands of digits."""
+    if isinstance(number, int) and number.bit_length() > 1024:
+        return f"an integer of {number.bit_length()} bits"
+    return repr(number)
 
 
 def check_choice(where: str, value: object, choices: Iterable[str]) -> str:
@@ -113,7 +124,7 @@ def check_choice(where: str, value: object, choices: Iterable[str]) -> str:
 
 
 def check_strings(where: str, value: object) -> tuple[str, ...]:
-    """`value` as a tuple of non-empty strings.
+    """`value` as a tuple of non-empty strings that can be encoded.
 
     Raises
     ------
@@ -126,6 +137,7 @@ def check_strings(where: str, value: object) -> tuple[str, ...]:
     for position, item in enumerate(value):
         if not isinstance(item, str) or not item:
             raise ConfigError(f"{where}[{position}] must be a non-empty string, got {item!r}")
+        check_unicode(f"{where}[{position}]", item)
     return tuple(value)
 
 
@@ -141,6 +153,16 @@ def check_path(where: str, value: object) -> str:
     if not isinstance(path, str):
         raise ConfigError(f"{where} must be a str or a pathlib.Path, got {value!r:.80}")
     return path
+
+
+def check_unicode(where: str, text: str) -> None:
+    """Raises ConfigError if `text` holds half a surrogate pair, which no token has."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{where} is not valid Unicode text (character {error.start} is half of a surrogate "
+            "pair); decode the input with errors='replace'") from None
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:

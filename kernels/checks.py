@@ -67,35 +67,49 @@ def check_tensor(
     if tensor.dtype not in dtypes:
         wanted = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise TypeError(f"{name} must have dtype {wanted}, got {tensor.dtype}")
-    actual = tuple(tensor.shape)
-    fits = len(actual) == len(shape) and all(
-        w in (None, a) for a, w in zip(actual, shape, strict=True)
-    )
-    if not fits:
+    if not _fits(tensor.shape, shape):
         wanted = ", ".join("any" if w is None else str(w) for w in shape)
-        raise ValueError(f"{name} must have shape ({wanted}), got {actual}")
-    expected_stride = 1
-    for dim in range(tensor.dim() - 1, strided_dims - 1, -1):
-        require(
-            tensor.shape[dim] <= 1 or tensor.stride(dim) == expected_stride,
-            f"{name} must be contiguous from dimension {strided_dims} on, got strides "
-            f"{tuple(tensor.stride())} for shape {actual}; call .contiguous()",
-        )
-        expected_stride *= tensor.shape[dim]
+        raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")
+    if not tensor.is_contiguous():
+        _check_strides(name, tensor, strided_dims)
     _check_device(name, tensor, device)
     return tensor
 
 
+# A pass makes a thousand of these checks, and where it is not captured the device waits for them:
+# messages are put together only where something is wrong.
+
+
+def _fits(actual: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    if len(actual) != len(wanted):
+        return False
+    for have, want in zip(actual, wanted, strict=True):
+        if want is not None and want != have:
+            return False
+    return True
+
+
+def _check_strides(name: str, tensor: torch.Tensor, strided_dims: int) -> None:
+    expected_stride = 1
+    for dim in range(tensor.dim() - 1, strided_dims - 1, -1):
+        if tensor.shape[dim] > 1 and tensor.stride(dim) != expected_stride:
+            raise ValueError(
+                f"{name} must be contiguous from dimension {strided_dims} on, got strides "
+                f"{tuple(tensor.stride())} for shape {tuple(tensor.shape)}; call .contiguous()"
+            )
+        expected_stride *= tensor.shape[dim]
+
+
 def _check_device(name: str, tensor: torch.Tensor, device: torch.device | None) -> None:
-    require(
-        device is None or tensor.device == device,
-        f"{name} must be on {device} like the other arguments, got {tensor.device}",
-    )
-    require(
-        INTERPRETED or tensor.is_cuda,
-        f"{name} is on {tensor.device}, but kernels run on a CUDA device; move it there, or set "
-        "TRITON_INTERPRET=1 before triton is imported to run the kernels in the interpreter",
-    )
+    if device is not None and tensor.device != device:
+        raise ValueError(
+            f"{name} must be on {device} like the other arguments, got {tensor.device}"
+        )
+    if not (INTERPRETED or tensor.is_cuda):
+        raise ValueError(
+            f"{name} is on {tensor.device}, but kernels run on a CUDA device; move it there, or "
+            "set TRITON_INTERPRET=1 before triton is imported to run the kernels in the interpreter"
+        )
 
 
 def next_power_of_2(n: int) -> int:

@@ -48,8 +48,9 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_POST:
         x = _normalised(x, post_weight_ptr, column, inside, num_columns, eps, weight_offset)
-        # Rounded, as if this norm had been a launch of its own.
-        x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
+        # Rounded, as if this norm had been a launch of its own. In float32 the choice keeps the
+        # compiler from fusing the last product with the addition to the residual.
+        x = tl.where(inside, x.to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
     if HAS_RESIDUAL:
         residual_row = residual_ptr + row * residual_stride + column
         x += tl.load(residual_row, mask=inside, other=0.0).to(tl.float32)

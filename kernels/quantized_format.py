@@ -18,6 +18,7 @@ The last tile is filled up with zeros.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -192,6 +193,10 @@ class QuantizedMatrix:
 
     def check(self) -> None:
         """Raise TypeError or ValueError unless the tensors are as `pack` makes them."""
+        self._checked  # noqa: B018 - looked at once: nothing of a matrix can be exchanged
+
+    @functools.cached_property
+    def _checked(self) -> bool:
         f = self.format
         tiles, groups = ceil_div(self.num_outputs, TILE_OUTPUTS), self.num_inputs // GROUP
         codes = (tiles, ceil_div(groups, f.groups_per_run), TILE_OUTPUTS, GROUP)
@@ -202,6 +207,7 @@ class QuantizedMatrix:
         shape = (tiles, groups // SUPER_GROUPS, f.super_fields, TILE_OUTPUTS)
         shape = shape if f.is_two_level else (0,)
         check_tensor("matrix.supers", self.supers, shape, (torch.float16,), self.device)
+        return True
 
 
 @triton.jit

@@ -15,6 +15,7 @@ are neighbours in the launch, so that 64 rows read the weights from memory once.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -119,6 +120,7 @@ def _quantized_product_kernel(
         )  # fmt: skip
 
 
+@functools.cache
 def num_splits(num_outputs: int, num_inputs: int) -> int:
     """Into how many parts the inputs are cut, a power of two.
 

@@ -9,6 +9,8 @@ that is what a thread's four neighbouring codes need to fill two tensor-core ste
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 
@@ -30,6 +32,7 @@ _UNPACK = """{{
 }}"""
 
 
+@functools.cache
 def unpack_asm(is_bfloat16: bool, zero: int, is_high: bool) -> str:
     """PTX of `_UNPACK` for the low or the high nibbles of $2."""
     base, one, minus = (0x4300, 0x3F80, 0xC300) if is_bfloat16 else (0x6400, 0x3C00, 0xE400)

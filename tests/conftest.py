@@ -1,9 +1,11 @@
 """What must hold before any test module is imported."""
 
 import os
-import shutil
+
+from flarecore.gpu.device import has_driver
 
 # Triton decides at its first import whether kernels run in its interpreter, and transformers
-# imports it too: without a GPU the choice is made here, before anything else can make it.
-if shutil.which("nvidia-smi") is None:
+# imports it too: without a GPU the choice is made here, before anything else can make it. A
+# container may have the driver without nvidia-smi.
+if not has_driver():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -10,6 +10,7 @@ from helpers_cli import FAST, events_of, failure, index_biographies, run, use_pr
 from flarecore.cli import main as cli
 from flarecore.demo_data import DATA
 from flarecore.events import RetrievalFinished
+from flarecore.retrieval import load_index
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +126,32 @@ def test_bad_lines_name_file_and_line(line, capsys, tmp_path):
     assert code == 2
     assert "bad.jsonl, line 2" in err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams by the shell")
+def test_closed_standard_streams_lead_nowhere(tmp_path, index_file):
+    """As a service or cron may start a command; what it writes to files is there."""
+    def shell(command, *arguments):
+        return subprocess.run(
+            ["sh", "-c", f'"$0" -m flarecore {command}', sys.executable, *map(str, arguments)],
+            capture_output=True, text=True, timeout=120)
+
+    (tmp_path / "a.txt").write_text("A lighthouse in Husum.")
+    run = shell('index "$1" -o "$2" --retriever bm25 >&-', tmp_path / "a.txt", tmp_path / "i")
+    assert run.returncode == 0 and "error" not in run.stderr, run.stderr
+    assert load_index(tmp_path / "i").search(["husum"], 1)[0][0].text == "A lighthouse in Husum."
+    run = shell("trace nowhere.json >&- 2>&-")
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", "")
+    run = shell('generate --model m --index "$1" - <&-', index_file)
+    assert run.returncode == 2 and "QUESTION is empty" in run.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_a_pipe_is_no_index(capsys, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    argv = ["generate", "--model", "smollm2-135m", "--index", str(tmp_path / "pipe"), "Who?"]
+    code, err = failure(argv, capsys)
+    assert code == 1 and "not a regular file" in err
 
 
 def test_index_of_a_folder(capsys, tmp_path):

@@ -17,11 +17,11 @@ from flarecore.result import FlareResult
 from flarecore.trace import FlareStats, Trace
 
 
-def answer(**options):
+def answer(filter=None, **options):
     script = Lists([Say(" One."), Say(" In 1913 年.", low=LOW), Say(stop="eos")],
                    [Say(" In 1912.")])
     return run(script, ScriptedRetriever(passages("Q.", "R.", "Q.")), initial_retrieval=True,
-               request={"filter": {"tags": ("a", "b")}, "scope": "then"}, **options)
+               request={"filter": filter or {"tags": ("a", "b")}, "scope": "then"}, **options)
 
 
 def test_every_event_round_trips_through_one_line_of_json():
@@ -42,6 +42,13 @@ def test_the_trace_round_trips_through_json():
     assert trace.config["k"] == 3 and trace.text == result.text
     assert trace.initial_retrieval.filter == {"tags": ["a", "b"]}
     assert FlareConfig.from_dict(dict(trace.config)) == FlareConfig(template=PAPER)
+
+
+def test_a_filter_that_json_does_not_know_is_shown_as_text():
+    result, _, _ = answer(filter={"at_most": [float("inf"), float("nan")], "kind": Lists})
+    assert Trace.from_json(result.trace.to_json()) == result.trace
+    shown = result.trace.initial_retrieval.filter
+    assert shown == {"at_most": ["Infinity", "NaN"], "kind": str(Lists)}
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -57,8 +57,9 @@ def counted(monkeypatch):
 
 
 def launches(path, monkeypatch):
-    """Of one decode step."""
-    with gpu_engine(path, gpu={"graphs": False}) as engine, engine.sequence([1, 2]) as sequence:
+    """Of one decode step. What the CUDA module launches would not be seen here."""
+    with (gpu_engine(path, gpu={"graphs": False}, sampler="triton") as engine,
+          engine.sequence([1, 2]) as sequence):
         sequence.decode(2, until="eos", ignore_eos=True)  # everything has been made
         runner = core_of(engine)._setup.stepper.runner
         bucket = runner._buckets[1]

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -260,6 +261,26 @@ def test_closed_engine(model):
     with pytest.raises(ClosedError, match="the engine is closed"):
         sequence.extend([1])
     sequence.close()
+
+
+def test_a_job_of_an_engine_that_closes_is_done(model):
+    """It came while the last step ran: who waits for it would wait for ever."""
+    engine = gpu_engine(model)
+    core, found, threads = core_of(engine), [], []
+    sequence = engine.sequence(random_ids(4))
+    with Gate(engine) as gate:
+        operation = sequence.decode_async(1, **DECODE)
+        assert gate.reached.wait(60)
+        for call, has_come in ((lambda: found.append(core._call(lambda: 7)), lambda: core._jobs),
+                               (engine.close, lambda: core._is_stopping)):
+            threads.append(threading.Thread(target=call, daemon=True))
+            threads[-1].start()
+            while not has_come():
+                time.sleep(0.001)
+    operation.result()
+    for thread in threads:
+        thread.join(60)
+    assert found == [7]
 
 
 def test_dropped_sequences_give_their_blocks_back(engine):

@@ -1,13 +1,26 @@
 """Runs of decode steps: the device stops by itself where the host must look, and only there."""
 
+import contextlib
+import threading
+import time
+
 import pytest
 from helpers import random_ids, result_bits
-from helpers_gpu import MARKS, core_of, gpu_engine, gpu_model, record_graphs, runner_of
+from helpers_gpu import (
+    MARKS,
+    RecordedGraph,
+    core_of,
+    gpu_engine,
+    gpu_model,
+    record_graphs,
+    runner_of,
+)
 from helpers_gpu_runs import PAIRS, PROMPT, check_twin, decodes, script, waits
 from triton_env import DEVICE, torch
 
 from flarecore.errors import CancelledError
 from flarecore.gpu.decode_run import DecodeRun
+from flarecore.gpu.run_bucket import RunBucket, StepVariant
 from flarecore.sampling import SamplingParams
 
 pytestmark = MARKS
@@ -142,6 +155,36 @@ def test_blocks_reserved_for_steps_that_were_not_needed_come_back(model):
             assert first.decode(100).text == " Ab."
             assert len(first.decode(5, until="eos").token_ids) == 5
             engine.check_integrity()
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the captures are made up")
+def test_captures_of_two_engines_take_turns(model, monkeypatch):
+    """A process may have one under way, and nobody may wait for the device meanwhile."""
+    capturing, found = [], []
+
+    @contextlib.contextmanager
+    def capture(graph, **options):
+        capturing.append(graph)
+        time.sleep(0.05)
+        found.append(len(capturing))
+        yield
+        capturing.remove(graph)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: found.append(1 + len(capturing)))
+    with gpu_engine(model) as first, gpu_engine(model) as second:
+        threads = []
+        for runner in map(runner_of, (first, second)):
+            runner._step = runner._steps = lambda *args: None
+            bucket = RunBucket(1, 4, runner._forward)
+            threads.append(threading.Thread(
+                target=runner._graph, args=(bucket, 1, StepVariant(256, False, False))))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [1] * 4
 
 
 class LateDevice:

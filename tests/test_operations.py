@@ -17,6 +17,7 @@ from helpers import DECODE, TinyLlama, open_engine, random_ids, result_bits, sta
 from flarecore.errors import (
     CancelledError,
     ClosedError,
+    ConfigError,
     DeadlineExceeded,
     FlarecoreError,
     SequenceBusyError,
@@ -133,6 +134,28 @@ def test_cancel_in_the_middle(kind):
     engine.close()
 
 
+def test_a_prompt_leaves_room_for_others_to_decode():
+    """Beside a decode a long prefill takes small steps, and both give what they give alone."""
+    prompts = [random_ids(40), random_ids(1500, seed=1)]
+    spec = TinyLlama(context_length=2048)
+    with open_engine(spec) as engine:
+        alone = engine.sequence(prompts[0]).decode(60, **DECODE)
+        quick = engine.sequence().extend_async(prompts[1]).result()
+        after = state(engine.sequence(prompts[1]))
+    with open_engine(spec) as engine:
+        decoding, reading = engine.sequence(prompts[0]), engine.sequence()
+        with paused(engine):
+            decode = decoding.decode_async(60, **DECODE)
+            prefill = reading.extend_async(prompts[1])
+        assert result_bits(decode.result()) == result_bits(alone)
+        slow = prefill.result()
+        assert state(reading) == after
+    assert quick.num_steps == 6, "256 rows a step"
+    assert slow.num_prefilled == quick.num_prefilled
+    # One step of 256 before anybody has begun to decode, then 64 at a time.
+    assert slow.num_steps >= 1 + (1500 - 256) // 64
+
+
 def test_cancel_after_the_end_changes_nothing(engine):
     sequence = engine.sequence(random_ids(30))
     operation = sequence.decode_async(5, **DECODE)
@@ -165,8 +188,14 @@ def test_result_with_timeout(engine):
         operation = sequence.decode_async(5, **DECODE)
         with pytest.raises(TimeoutError):
             operation.result(timeout=0.01)
+        for nothing in (0, -1, -float("inf")):
+            with pytest.raises(ConfigError if nothing < -1 else TimeoutError):
+                operation.result(timeout=nothing)
+        for wrong in (float("nan"), "1", 10**400):
+            with pytest.raises(ConfigError, match="timeout must be a finite number"):
+                operation.result(timeout=wrong)
         assert not operation.done(), "a timeout of the wait is not one of the operation"
-    assert len(operation.result(timeout=60).token_ids) == 5
+    assert len(operation.result(timeout=float("inf")).token_ids) == 5
 
 
 def close_while_running(engine, closable, sequence):
@@ -293,25 +322,42 @@ def test_await_raises_the_error_of_the_operation(engine):
 # ---- fork of the process ----
 
 
-def _use_in_child(engine, queue):
-    try:
-        engine.sequence([1, 2, 3])
-        queue.put("no error")
-    except FlarecoreError as error:
-        queue.put(type(error).__name__)
+async def _awaited(operation):
+    return await operation
+
+
+def _use_in_child(engine, running, done, queue):
+    uses = (lambda: engine.sequence([1, 2, 3]), lambda: running.result(),
+            lambda: running.result(timeout=60), lambda: asyncio.run(_awaited(running)))
+    for use in uses:
+        try:
+            use()
+            queue.put("no error")
+        except FlarecoreError as error:
+            queue.put(type(error).__name__)
+    running.cancel()
+    read, awaited = done.result(), asyncio.run(_awaited(done))
+    queue.put((running.done(), len(read.token_ids), len(awaited.token_ids)))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_after_fork_the_child_gets_an_error(engine):
-    """The worker lives in the parent only: an error, no hang."""
-    engine.sequence([1, 2, 3])
+    """The worker lives in the parent only: an error, no hang. What is done can be read."""
+    done = engine.sequence([1, 2, 3]).decode_async(4, **DECODE)
+    done.result()
+    sequence = engine.sequence([1, 2])
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    child = context.Process(target=_use_in_child, args=(engine, queue), daemon=True)
-    child.start()
-    child.join(60)
+    with paused(engine):
+        running = sequence.decode_async(5, **DECODE)
+        child = context.Process(
+            target=_use_in_child, args=(engine, running, done, queue), daemon=True)
+        child.start()
+        child.join(60)
     assert child.exitcode == 0
-    assert queue.get() in ("ConfigError", "UnsupportedError", "FlarecoreError")
+    assert [queue.get() for _ in range(4)] == ["UnsupportedError"] * 4
+    assert queue.get() == (False, 4, 4)
+    assert len(running.result().token_ids) == 5
     assert engine.sequence([1, 2, 3]).num_tokens == 3
 
 
@@ -353,3 +399,33 @@ def test_the_last_reference_to_an_engine_may_go_on_its_own_thread(pause):
         capture_output=True, text=True, env=os.environ | {
             "PYTHONPATH": str(Path(__file__).parent.parent)})
     assert done.returncode == 0 and "all ended" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "close the engine first"])
+def test_a_busy_sequence_may_end_on_the_worker(ending):
+    """A callback may end a sequence, and so may Python's collector wherever it happens to run."""
+    engine = open_engine(SPEC)
+    busy, other = [engine.sequence([1, 2])], engine.sequence()
+    with paused(engine):
+        first = other.extend_async([3, 4])
+        operation = busy[0].decode_async(400, **DECODE)._native
+        ended = threading.Event()
+
+        def end():
+            if ending == "close the engine first":
+                engine.close()
+            if ending == "drop":
+                busy.clear()
+            else:
+                busy[0].close()
+            ended.set()
+
+        first._native.on_done(end)
+    assert ended.wait(60), "the worker waits for itself"
+    assert operation.wait(60000.0), "and nobody is told of the end of the operation"
+    with pytest.raises(CancelledError):
+        operation.result()
+    if ending != "close the engine first":
+        assert len(engine.sequence([1, 2]).decode(4, **DECODE).token_ids) == 4
+        engine.check_integrity()
+    engine.close()

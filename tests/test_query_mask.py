@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from flarecore.errors import ConfigError
 from flarecore.reference import text as reference
-from flarecore.text import is_punctuation_or_space, low_spans, mask_to_query, split_sentences
+from flarecore.text import (
+    SentenceBoundary,
+    is_punctuation_or_space,
+    low_spans,
+    mask_to_query,
+    split_sentences,
+)
 
 
 def mask(marked: str, unit: str = "word") -> str:
@@ -125,9 +131,11 @@ def test_kept_flags() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"beta": 1.5}, "threshold"),
-        ({"beta": -0.1}, "threshold"),
-        ({"beta": math.nan}, "threshold"),
+        ({"beta": 1.5}, "beta"),
+        ({"beta": -0.1}, "beta"),
+        ({"beta": math.nan}, "beta"),
+        ({"beta": None}, "beta"),
+        ({"beta": 10**400}, "beta"),
         ({"probs": [0.5]}, "one probability a token"),
         ({"probs": [[0.5, 0.5]]}, "one dimension"),
         ({"probs": [0.5, -100.0]}, "logarithms"),
@@ -135,6 +143,13 @@ def test_kept_flags() -> None:
         ({"special": [True]}, "special flag"),
         ({"special": []}, "special flag"),
         ({"unit": "letter"}, "unit"),
+        ({"unit": None}, "unit"),
+        ({"probs": ["0.5", "half"]}, "probs must be one number a token"),
+        ({"probs": [0.5, 1j]}, "probs must be one number a token"),
+        ({"special": 1}, "special"),
+        ({"token_bytes": ["a", b"b"]}, r"token_bytes\[0\] must be bytes, got str"),
+        ({"token_bytes": b"ab"}, "token_bytes"),
+        ({"token_bytes": None}, "token_bytes"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
@@ -168,6 +183,17 @@ def test_low_spans() -> None:
     for gap in (-1, 0.5, "1"):
         with pytest.raises(ConfigError, match="span_gap"):
             low_spans([0.4], 0.4, span_gap=gap, token_bytes=[b"a"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="threshold"):
+        low_spans([0.4], math.nan, span_gap=0, token_bytes=[b"a"])
+
+
+@pytest.mark.parametrize("wrong", ["a", None, bytearray(b"a")])
+def test_text_in_place_of_bytes_is_refused(wrong: object) -> None:
+    for call in (is_punctuation_or_space, SentenceBoundary().feed):
+        with pytest.raises(ConfigError, match="token_bytes must be bytes"):
+            call(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="text must be a string"):
+        split_sentences(b"a" if isinstance(wrong, str) else wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,23 @@ def test_bad_options(option):
             draw(logits, **option)
 
 
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize(("options", "message"), [
+    ({"logit_bias": dict.fromkeys(range(4), -np.inf)}, "no token to choose"),
+    ({"repetition_penalty": 1e-40, "history": [0, 1]}, "no numbers"),
+    ({"logit_bias": {0: 3.4e38}, "repetition_penalty": 1e-38, "history": [0]}, "no numbers"),
+])
+def test_options_that_leave_nothing_to_choose_are_named(options, message, reference):
+    """Not the model's fault, as it would be with such logits of its own."""
+    logits = np.array([2.0, -1.0, 0.5, 1.0], dtype=np.float32)
+    for temperature in (0.0, 1.0):
+        draw = {"temperature": temperature, "reference": reference}
+        with pytest.raises(ConfigError, match=f"repetition_penalty.*{message}"):
+            native_sample(logits, **draw, **options)
+        with pytest.raises(FlarecoreError, match="the model produced"):
+            native_sample(np.full(4, np.nan), **draw, **options)
+
+
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40])
 def test_tiny_temperature_is_greedy(temperature):
     """Also where 1 / temperature overflows float32."""

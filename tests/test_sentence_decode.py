@@ -1,6 +1,7 @@
 """Decoding sentence by sentence on the real model: nothing lost, nothing drawn twice."""
 
-from helpers import result_bits, smollm2_engine
+import pytest
+from helpers import TinyLlama, open_engine, random_ids, result_bits, smollm2_engine
 
 from flarecore.sampling import SamplingParams
 
@@ -56,6 +57,33 @@ def test_looked_ahead_token_is_not_used_for_another_draw():
     assert result_bits(sequence.decode(60, sampling=hot)) == result_bits(second)
     sequence.rollback(checkpoint)
     assert result_bits(sequence.decode(60, sampling=hot)) == result_bits(first)
+
+
+@pytest.mark.parametrize("options", [{"stop": [" "]}, {"ignore_eos": False}], ids=["stop", "eos"])
+def test_what_lies_behind_a_dropped_token_is_dropped_with_it(options):
+    """Of several looked-ahead tokens one ends the next decode; those after it are not reached."""
+    spec = TinyLlama()
+    end_of_text = spec.vocab_size - 1
+    num_cases = 0
+    with open_engine(spec) as engine:
+        dot, space, letter = (engine.tokenizer.encode(char)[0] for char in ". A")
+        for seed in range(150):
+            bias = {dot: 7.0, space: 7.0, letter: 6.0, end_of_text: 5.0}
+            sampling = SamplingParams(temperature=1.0, seed=seed, logit_bias=bias)
+            plain = {"sampling": sampling, "ignore_eos": True}
+            sequence = engine.sequence(random_ids(5, seed=seed))
+            sequence.decode(12, **plain)
+            fork = sequence.fork()
+            ended = sequence.decode(8, **{**plain, **options})
+            if ended.stop_reason not in ("eos", "stop_string"):
+                continue
+            # Without a forward, the token that was dropped and the next one: both were held.
+            held = fork.decode(len(ended.token_ids) + 2, until="eos", **plain)
+            num_cases += held.stats.num_steps == 0
+            with engine.sequence(sequence.token_ids) as fresh:
+                expected = result_bits(fresh.decode(8, until="eos", **plain))
+            assert result_bits(sequence.decode(8, until="eos", **plain)) == expected
+    assert num_cases > 0, "no decode looked two tokens ahead"
 
 
 def test_end_of_text_is_not_in_the_sequence():

@@ -174,6 +174,15 @@ TOO_LARGE = {
     "biased id": lambda s: s.decode(3, sampling=SamplingParams(logit_bias={2**40: 1.0})),
     "truncate": lambda s: s.truncate(2**40),
     "beta": lambda s: s.decode(3, beta=float("nan")),
+    "id of 64 bits": lambda s: s.extend([2**63]),
+    "negative id of 64 bits": lambda s: s.extend([-(2**63)]),
+    "temperature": lambda s: s.decode(3, sampling=SamplingParams(temperature=10**400)),
+    "bias": lambda s: s.decode(3, sampling=SamplingParams(logit_bias={1: -(10**400)})),
+    "seed of thousands of digits": lambda s: s.decode(3, sampling=SamplingParams(seed=10**5000)),
+    "number of thousands of digits": lambda s: s.decode(3, deadline_ms=10**5000),
+    "no checkpoint": lambda s: s.rollback(None),
+    "sequence for checkpoint": lambda s: s.rollback(s),
+    "half a surrogate pair": lambda s: s.decode(3, stop=["a\ud800"]),
     "text for ids": lambda s: s.extend("abc"),
     "fraction": lambda s: s.extend([1.5]),
     "fraction of tokens": lambda s: s.decode(2.5),
@@ -189,6 +198,30 @@ def test_numbers_that_do_not_fit_have_a_typed_error(engine, name):
     with pytest.raises(ConfigError):
         TOO_LARGE[name](sequence)
     assert sequence.token_ids == random_ids(10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
+def test_a_system_without_further_threads_is_a_typed_error():
+    """Some of the threads run already when one is refused; the process must live on."""
+    code = (
+        "import resource, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from helpers import DECODE, TinyLlama, open_engine, random_ids\n"
+        "from flarecore.errors import UnsupportedError\n"
+        "with open_engine(TinyLlama(), kv_cache_bytes=2**20) as engine:\n"
+        "    status = open('/proc/self/status').read()\n"
+        "    used = int(status.split('VmSize:')[1].split()[0]) * 1024\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))\n"
+        "    try:\n"
+        "        open_engine(TinyLlama(), threads=1024, kv_cache_bytes=2**20)\n"
+        "    except UnsupportedError as error:\n"
+        "        print(error)\n"
+        "    print(len(engine.sequence(random_ids(9)).decode(8, **DECODE).token_ids))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)],
+                         capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("the system starts no further thread")
+    assert run.stdout.endswith("\n8\n"), "the first engine goes on"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks of threads by ulimit -s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="the Triton kernels take torch tensors")
-pytest.importorskip("triton", reason="the kernels are Triton kernels")
+triton = pytest.importorskip("triton", reason="the kernels are Triton kernels")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,6 +33,20 @@ def test_the_table_has_every_kernel():
     table = (ROOT / "kernels" / "COMPILED.md").read_text()
     missing = [k for k in kernels if f"| {k} |" not in table]
     assert len(kernels) >= 7 and not missing
+
+
+@pytest.mark.skipif(not hasattr(triton.runtime.JITFunction, "_do_compile"),
+                    reason="this Triton compiles elsewhere")
+def test_batches_of_other_sizes_take_the_kernels_that_are_there():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.triton_variants"], cwd=ROOT,
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert len(found["later"]) == 24 and found["num_variants"] >= 15
+    assert not {name: kernels for name, kernels in found["later"].items() if kernels}
 
 
 def test_interpreted_kernels_are_refused():

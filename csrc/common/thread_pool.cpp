@@ -10,6 +10,7 @@
 
 #include "common/check.h"
 #include "common/cores.h"
+#include "common/start_thread.h"
 
 #ifdef __linux__
 #include <pthread.h>
@@ -254,6 +255,15 @@ struct ThreadPool::State {
     }
   }
 
+  void stop_workers() {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      stop.store(true);
+    }
+    work_ready.notify_all();
+    for (std::thread& thread : threads) thread.join();
+  }
+
   bool is_forked_child() const {
     return fork_count.load(std::memory_order_relaxed) != fork_count_at_start;
   }
@@ -269,8 +279,13 @@ ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
   state_->shares = std::vector<State::Thread>(static_cast<size_t>(num_threads));
   state_->threads.reserve(static_cast<size_t>(num_threads - 1));
   State* state = state_.get();
-  for (int t = 1; t < num_threads; ++t) {
-    state_->threads.emplace_back([state, t] { state->work(t); });
+  try {
+    for (int t = 1; t < num_threads; ++t) {
+      state_->threads.push_back(start_thread([state, t] { state->work(t); }));
+    }
+  } catch (...) {
+    state_->stop_workers();  // those that run would end the process with their handles
+    throw;
   }
 }
 
@@ -281,12 +296,7 @@ ThreadPool::~ThreadPool() {
     (void)state_.release();
     return;
   }
-  {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->stop.store(true);
-  }
-  state_->work_ready.notify_all();
-  for (std::thread& thread : state_->threads) thread.join();
+  state_->stop_workers();
 }
 
 int ThreadPool::num_threads() const { return state_->num_threads(); }

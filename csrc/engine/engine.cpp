@@ -6,6 +6,7 @@
 
 #include "common/available_memory.h"
 #include "common/check.h"
+#include "common/start_thread.h"
 #include "engine/retired_workers.h"
 
 namespace flarecore {
@@ -51,11 +52,12 @@ std::shared_ptr<Engine> Engine::create(std::shared_ptr<Model> model, const Engin
   model->vocabulary();
   std::shared_ptr<Engine> engine(new Engine(std::move(model), options));
   const auto ended = engine->worker_ended_;
-  engine->worker_ = std::thread([running = engine, ended]() mutable {
+  engine->worker_ = start_thread([running = engine, ended]() mutable {
     running->run();
     running.reset();
     ended->store(true);
   });
+  engine->worker_id_ = engine->worker_.get_id();
   return engine;
 }
 
@@ -92,7 +94,7 @@ void Engine::shutdown() {
   }
   wake_.notify_all();
   if (!worker_.joinable()) return;
-  if (worker_.get_id() == std::this_thread::get_id()) {
+  if (is_worker()) {
     // A callback of an operation dropped the last reference: the worker keeps the engine alive and
     // ends when it returns from it.
     retire_worker(std::move(worker_), worker_ended_);
@@ -134,7 +136,12 @@ std::shared_ptr<Sequence> Engine::open_sequence(int num_head, int num_reserved) 
 void Engine::close(const std::shared_ptr<Sequence>& sequence) {
   if (getpid() != process_id_) return;
   std::unique_lock<std::mutex> guard(mutex_);
-  if (const auto operation = sequence->operation.lock()) operation->cancel();
+  if (const auto operation = sequence->operation.lock(); operation && sequence->is_busy) {
+    operation->cancel();
+    // In a callback, or in what Python's collector found to free there, the worker is between two
+    // steps: nobody else would end the operation.
+    if (is_worker()) fail(operation, ErrorKind::kCancelled, "the sequence was closed");
+  }
   idle_.wait(guard, [&] { return !sequence->is_busy; });
   if (sequence->is_closed) return;
   cache_.close(&sequence->kv);

@@ -75,6 +75,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   Engine(std::shared_ptr<Model> model, const EngineOptions& options);
 
+  bool is_worker() const { return worker_id_ == std::this_thread::get_id(); }
   std::unique_lock<std::mutex> lock();  // raises after fork() and after shutdown()
   void check_usable(const Sequence& sequence) const;
   void validate(const Sequence& sequence, const OperationRequest& request) const;
@@ -106,6 +107,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::thread worker_;
+  std::thread::id worker_id_;  // stays when the thread is retired
   std::shared_ptr<std::atomic<bool>> worker_ended_ = std::make_shared<std::atomic<bool>>(false);
   bool is_stopping_ = false;
   int num_sequences_ = 0;

@@ -33,12 +33,23 @@ Operation::Operation(std::shared_ptr<Sequence> sequence, OperationRequest reques
   if (request_.kind == OperationKind::kDecode) state_.emplace(request_.decode, vocabulary);
 }
 
+// The lock may have been held by the worker when the process was forked: a child leaves it alone.
+void Operation::check_not_lost() const {
+  check(is_done_, ErrorKind::kUnsupported, "the operation runs in process ", process_id_,
+        " and cannot be waited for after fork(); start it again on an engine of process ", getpid());
+}
+
 bool Operation::is_done() const {
+  if (is_in_forked_child()) return is_done_;
   std::lock_guard<std::mutex> lock(mutex_);
   return is_done_;
 }
 
 bool Operation::wait_for(double timeout_ms) const {
+  if (is_in_forked_child()) {
+    check_not_lost();
+    return true;
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   return done_signal_.wait_for(lock, std::chrono::duration<double, std::milli>(timeout_ms),
                                [this] { return is_done_; });
@@ -50,7 +61,9 @@ const OperationResult& Operation::result() const {
 }
 
 void Operation::on_done(std::function<void()> callback) {
-  {
+  if (is_in_forked_child()) {
+    check_not_lost();
+  } else {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!is_done_) {
       callbacks_.push_back(std::move(callback));
@@ -67,6 +80,11 @@ void Operation::check_limits() const {
     check(ms_since(submitted_) < *request_.deadline_ms, ErrorKind::kDeadline, "the deadline of ",
           *request_.deadline_ms, " ms passed; the sequence is as it was before the operation");
   }
+}
+
+bool Operation::decodes_next() const {
+  return state_ && has_begun_ &&
+         sequence_->kv.num_computed + 1 == static_cast<int>(tokens_.size());
 }
 
 bool Operation::begin(KvCache* cache) {
@@ -218,9 +236,10 @@ void Operation::succeed(KvCache* cache) {
     if (state_) {
       fill_decoded();
       HeldTokens held = {state_->held(), request_.decode.sampling, request_.decode.pass};
-      if (request_.token_ids.empty()) {
-        // What was held and not reached yet still follows what is held now.
-        const size_t used = result_.stats.num_decoded;
+      const size_t used = result_.stats.num_decoded;
+      if (request_.token_ids.empty() && state_->num_kept() + held.tokens.size() == used) {
+        // What was held and not reached yet still follows what is held now, if nothing between them
+        // was dropped.
         const bool same = held.sampling == sequence.held.sampling && held.pass == sequence.held.pass;
         for (size_t i = used; same && i < sequence.held.tokens.size(); ++i) {
           held.tokens.push_back(sequence.held.tokens[i]);

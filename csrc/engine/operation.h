@@ -5,6 +5,9 @@
 // wait for it or cancel it. The sequence's tokens change only when the operation succeeds.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -61,7 +64,8 @@ class Operation {
   Operation(std::shared_ptr<Sequence> sequence, OperationRequest request,
             const Vocabulary& vocabulary, int context_length);
 
-  // --- any thread ---
+  // --- any thread; in a forked child, which has no worker, one that was not done never is: the
+  // calls that wait raise UnsupportedError ---
   bool is_done() const;
   void cancel() { is_cancelled_ = true; }
   bool wait_for(double timeout_ms) const;  // true when done
@@ -73,6 +77,8 @@ class Operation {
   // Raises CancelledError or DeadlineExceeded.
   void check_limits() const;
   bool has_begun() const { return has_begun_; }
+  // Whether its next step samples: all given tokens before the last one are computed.
+  bool decodes_next() const;
   // First step: takes cached prefixes and held tokens. True if that already finished it.
   bool begin(KvCache* cache);
   // Rows of the next step, at most max_rows (>= 1), with blocks reserved. Raises OutOfBlocksError.
@@ -87,6 +93,8 @@ class Operation {
   void notify();  // wakes waiters and runs callbacks; without the engine's lock
 
  private:
+  bool is_in_forked_child() const { return getpid() != process_id_; }
+  void check_not_lost() const;
   bool replay_held();
   bool take(const Sampled& sampled);
   void fill_decoded();
@@ -113,6 +121,7 @@ class Operation {
   ErrorKind error_kind_ = ErrorKind::kInternal;
   std::string error_message_;
   std::atomic<bool> is_cancelled_{false};
+  const pid_t process_id_ = getpid();
   mutable std::mutex mutex_;
   mutable std::condition_variable done_signal_;
   bool is_done_ = false;

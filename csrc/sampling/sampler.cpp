@@ -82,6 +82,15 @@ void adjust_logits(const SamplingParams& params, Span<const TokenId> history,
     }
   }
   for (const auto& [id, bias] : params.logit_bias) (*logits)[id] += bias;
+  bool are_numbers = true, any_left = false;
+  for (float l : *logits) {
+    are_numbers &= l < -kNegInf;  // false for NaN
+    any_left |= l > kNegInf;
+  }
+  check(are_numbers && any_left, ErrorKind::kConfig, "repetition_penalty (",
+        params.repetition_penalty, ") and logit_bias (of ", params.logit_bias.size(),
+        " tokens) leave ", are_numbers ? "no token to choose" : "logits that are no numbers",
+        "; use values closer to 1 and 0");
 }
 
 float Sampler::confidence(const LogitsRow& row, TokenId token) {
@@ -99,6 +108,7 @@ Sampled Sampler::sample(const LogitsRow& row, const SamplingParams& params,
   if (!params.adjusts_logits()) {
     return sample_fused(row, params, uniform);
   }
+  join(row.stats);  // what is wrong with the model's own logits is no matter of the options
   adjusted_.assign(row.logits.begin(), row.logits.end());
   adjust_logits(params, context.history, &adjusted_);
   const float inverse_temperature = params.is_greedy() ? 1.0f : 1.0f / params.temperature;

@@ -61,7 +61,8 @@ class Sampler {
   std::vector<TokenId> candidates_;
 };
 
-// Penalty and bias in place; `history` may hold repeats, each id is penalised once.
+// Penalty and bias in place; `history` may hold repeats, each id is penalised once. Raises ConfigError
+// if they leave no token, or a logit that is no number.
 void adjust_logits(const SamplingParams& params, Span<const TokenId> history, std::vector<float>* logits);
 
 // The slow, obvious twin: double precision, one full sort, no statistics.

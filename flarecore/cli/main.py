@@ -83,7 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
 
 
+def _open_closed_streams() -> None:
+    """Standard streams that were closed before the start (None in Python) lead nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (kept)
+
+
 def _run(argv: Sequence[str] | None) -> int:
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show θ or Chinese gets "?" instead of a failure.
         if isinstance(stream, io.TextIOWrapper):

@@ -15,6 +15,8 @@ tensors.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +29,11 @@ from flarecore.gpu.run_adjustments import RunAdjustments
 from flarecore.gpu.run_bucket import RunBucket, RunRequest, RunResult, StepVariant
 from flarecore.gpu.token_flags import TokenFlagTable
 
-__all__ = ["DecodeRun", "DecodeRunner"]
+__all__ = ["DecodeRun", "DecodeRunner", "capture_lock"]
+
+# One capture at a time in a process, as torch demands, and no synchronisation of the device beside
+# it by another engine's thread, which would break it.
+capture_lock = threading.Lock()
 
 
 class DecodeRun:
@@ -206,6 +212,15 @@ class DecodeRunner:
         graph = bucket.graphs.get(key)
         if graph is not None:
             return graph
+        # Back to the stream of now even if a capture fails: torch would leave its own one in place.
+        stream = torch.cuda.stream(torch.cuda.current_stream()) if self.is_cuda else (
+            contextlib.nullcontext())
+        with capture_lock, stream:
+            graph = self._captured(bucket, steps, variant)
+        bucket.graphs[key] = graph
+        return graph
+
+    def _captured(self, bucket: RunBucket, steps: int, variant: StepVariant) -> Any:
         # Padding rows change nothing, so everything can be compiled and captured over them.
         bucket.clear()
         bucket.set_views(variant.width, ())
@@ -218,5 +233,4 @@ class DecodeRunner:
             self._steps(bucket, steps, variant)
         self._pool = graph.pool()
         self.num_captures += 1
-        bucket.graphs[key] = graph
         return graph

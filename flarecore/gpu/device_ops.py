@@ -103,9 +103,8 @@ class CudaOps:
             self._twin.copy_blocks(caches, copies)
             return
         block_bytes = caches.stride(2) * caches.element_size()
-        starts = [part.data_ptr() for layer in caches for part in layer]
         self._module.copy_blocks(
-            caches=starts, copies=[tuple(copy) for copy in copies], num_blocks=num_blocks,
+            caches=_starts(caches), copies=[tuple(copy) for copy in copies], num_blocks=num_blocks,
             num_heads=num_heads, token_bytes=token_bytes, block_stride_bytes=block_bytes,
             block_tokens=block_tokens, stream=stream_of(caches.device))
 
@@ -121,6 +120,14 @@ class CudaOps:
         self._module.mark_seen(
             seen=seen.data_ptr(), vocab_size=vocab_size, tokens=tokens.data_ptr(),
             num_tokens=tokens.shape[0], stream=stream_of(seen.device))
+
+
+def _starts(caches: torch.Tensor) -> list[int]:
+    """Addresses of every layer's keys and values; by a view of each it would take far longer."""
+    begin, size = caches.data_ptr(), caches.element_size()
+    by_layer, by_part = (stride * size for stride in caches.stride()[:2])
+    return [begin + layer * by_layer + part * by_part
+            for layer in range(caches.shape[0]) for part in range(caches.shape[1])]
 
 
 def stream_of(device: torch.device) -> int:

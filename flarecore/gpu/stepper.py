@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flarecore.gpu.decode_run import DecodeRun, DecodeRunner
+from flarecore.gpu.decode_run import DecodeRun, DecodeRunner, capture_lock
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.forward import Forward, Rows
 from flarecore.gpu.mirrored import Mirrored
@@ -114,9 +114,12 @@ class Stepper:
                 yield
                 return
             # The weights and the cache were written in the stream of the thread that made them.
-            torch.cuda.synchronize(self.forward.device)
+            with capture_lock:
+                torch.cuda.synchronize(self.forward.device)
             with torch.cuda.device(self.forward.device), torch.cuda.stream(self._stream):
                 yield
+                # Copies of the last step: their memory is about to be others'.
+                self._stream.synchronize()
 
     def step(self, parts: Sequence[StepPart], is_wanted: Callable[[], bool],
              ) -> list[tuple[list[Sampled], RunResult | None]]:
@@ -124,7 +127,7 @@ class Stepper:
 
         Runs go on until they have to stop, or at the end of a replay if `is_wanted`.
         """
-        with contextlib.nullcontext() if self._is_cuda else _interpreter_lock:
+        with contextlib.nullcontext() if self._is_cuda else _interpreter_lock, self._settled():
             for part in parts:
                 if part.prefill_ids:
                     self._prefill(part)
@@ -136,6 +139,17 @@ class Stepper:
             results = {} if run is None else {
                 id(part): result for part, result in zip(runs, run.results(), strict=True)}
         return [(rows.get(id(part), []), results.get(id(part))) for part in parts]
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[None]:
+        """What fails half way leaves nothing under way: the next step fills the same host memory.
+        """
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._wait()
+            raise
 
     def _wait(self) -> None:
         self.num_waits += 1

@@ -172,7 +172,8 @@ class Worker:
                     completed, self._completed = self._completed, []
                     self._close_dropped()
                     self._idle.notify_all()
-                    is_over = self._is_stopping and not self._running
+                    # A job that came during the step still has its waiter.
+                    is_over = self._is_stopping and not (self._running or self._jobs)
                 for operation in completed:
                     operation.notify()
                 del parts, completed

@@ -11,7 +11,7 @@ from flarecore.loop.interfaces import TokenizerLike
 from flarecore.loop.pieces import PieceEncoder, Segment, fill
 from flarecore.loop.prompt import Block, Prompt, PromptInput
 from flarecore.templates import PromptTemplate, split_piece
-from flarecore.validation import check_int
+from flarecore.validation import check_int, check_unicode
 
 __all__ = ["PromptBuilder", "check_text"]
 
@@ -202,12 +202,7 @@ def _holds_messages(prompt: Any) -> bool:
 def check_text(where: str, text: object) -> None:
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{where} must be a string that is not empty, got {text!r}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{where} is not valid Unicode text (character {error.start} is half of a surrogate "
-            "pair); decode the input with errors='replace'") from None
+    check_unicode(where, text)
 
 
 def _check_messages(prompt: Any) -> list[dict[str, str]]:

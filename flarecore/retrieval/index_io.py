@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 from collections.abc import Iterable, Mapping
 from io import BufferedReader
@@ -180,14 +181,22 @@ def read_index_file(path: str | os.PathLike[str], *, header_only: bool = False) 
     """
     source = Path(check_path("the path of an index", path))
     try:
-        with open(source, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with open(source, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise IndexFileError(f"{source}: not a regular file; give the path of the index")
+            size = status.st_size
             header, begin = _read_header(source, file, size)
             table = _check_table(source, header.pop("sections", None), begin, size)
             sections = {} if header_only else _read_sections(source, file, begin, table)
     except OSError as error:
         raise IndexFileError(f"{source}: the index cannot be read: {error}") from error
     return IndexFile(source, header, sections)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a file; of a pipe this does not wait for its writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _read_header(source: Path, file: BufferedReader, file_size: int) -> tuple[dict[str, Any], int]:

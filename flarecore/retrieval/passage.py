@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flarecore.errors import ConfigError, RetrievalError
+from flarecore.validation import check_number
 
 __all__ = [
     "Filter",
@@ -226,7 +226,8 @@ def _check_list(found: object, position: int, k: int) -> list[Passage]:
             raise RetrievalError(
                 f"{where}: title must be a string, got {type(passage.title).__name__}")
         score = passage.score
-        number = isinstance(score, (int, float, np.floating)) and not isinstance(score, bool)
-        if not number or not math.isfinite(score):
-            raise RetrievalError(f"{where}: score must be a finite number, got {score!r}")
+        try:
+            check_number("score", score)
+        except ConfigError as error:
+            raise RetrievalError(f"{where}: {error}") from None
     return list(found)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from flarecore.errors import ConfigError
 
-__all__ = ["SpecialMask", "map_strings", "strings_of"]
+__all__ = ["SpecialMask", "SpecialTexts", "map_strings", "strings_of"]
 
 # Private-use planes 15 and 16: no meaning, no case, not white space.
 _STAND_INS = (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
@@ -38,6 +40,28 @@ def map_strings(data: Any, value: Callable[[str], str], key: Callable[[str], str
     return data
 
 
+class SpecialTexts:
+    """Texts of a tokeniser's special tokens, none empty, and what to look for them with.
+
+    Made once: some vocabularies have thousands, and a chat is encoded for every answer.
+    """
+
+    def __init__(self, texts: Collection[str]) -> None:
+        self._texts = tuple(texts)
+        self.firsts = sorted({text[0] for text in texts})
+        self.longest = max(map(len, texts), default=0)
+
+    @cached_property
+    def starts(self) -> re.Pattern[str] | None:
+        """Matches, without length, where one begins."""
+        texts = "|".join(re.escape(t) for t in sorted(self._texts, key=len, reverse=True))
+        return re.compile(f"(?={texts})") if texts else None
+
+    @cached_property
+    def beginnings(self) -> frozenset[str]:
+        return frozenset(text[:k] for text in self._texts for k in range(1, len(text)))
+
+
 class SpecialMask:
     """Replaces the first character of special tokens' texts by a character that nothing uses.
 
@@ -47,24 +71,20 @@ class SpecialMask:
 
     Parameters
     ----------
-    special_texts : collection of str
-        Texts of the special tokens, none empty.
+    special : SpecialTexts
     in_use : iterable of str
         Texts whose characters may not be stand-ins: the messages and what was rendered of them.
     """
 
-    def __init__(self, special_texts: Collection[str], in_use: Iterable[str]) -> None:
-        firsts = sorted({text[0] for text in special_texts})
+    def __init__(self, special: SpecialTexts, in_use: Iterable[str]) -> None:
         used: set[str] = set().union(*map(set, in_use))
-        free = [c for c in _STAND_INS if chr(c) not in used][: len(firsts)]
+        firsts = special.firsts
+        free = list(islice((c for c in _STAND_INS if chr(c) not in used), len(firsts)))
         if len(free) < len(firsts):
             raise ConfigError("the messages use every private-use character; remove some of them")
+        self._special = special
         self._stand_in = {ord(first): c for first, c in zip(firsts, free, strict=True)}
         self._original = {c: first for first, c in self._stand_in.items()}
-        texts = "|".join(re.escape(t) for t in sorted(special_texts, key=len, reverse=True))
-        self._starts = re.compile(f"(?={texts})") if texts else None
-        self._beginnings = {text[:k] for text in special_texts for k in range(1, len(text))}
-        self._longest = max(map(len, special_texts), default=0)
 
     def render(self, messages: Any, text: str, render: Callable[[Any], str]) -> str:
         """The rendered conversation with what the messages brought masked.
@@ -105,16 +125,17 @@ class SpecialMask:
 
     def _mask_whole(self, text: str) -> str:
         """Masks where a whole special token begins, overlapping ones too."""
-        if self._starts is None:
+        if self._special.starts is None:
             return text
-        return self._mask_at(text, [match.start() for match in self._starts.finditer(text)])
+        found = self._special.starts.finditer(text)
+        return self._mask_at(text, [match.start() for match in found])
 
     def _mask_cut(self, text: str) -> str:
         """The same, and where the text's end is the beginning of a special token."""
         text = self._mask_whole(text)
         end = len(text.rstrip())
-        begins = range(max(0, end - self._longest + 1), end)
-        return self._mask_at(text, [i for i in begins if text[i:end] in self._beginnings])
+        begins = range(max(0, end - self._special.longest + 1), end)
+        return self._mask_at(text, [i for i in begins if text[i:end] in self._special.beginnings])
 
     def _mask_at(self, text: str, positions: list[int]) -> str:
         if not positions:

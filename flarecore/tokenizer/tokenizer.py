@@ -12,7 +12,7 @@ from flarecore.errors import ConfigError
 from flarecore.tokenizer.chat_template import ChatTemplate, plain_messages
 from flarecore.tokenizer.literals import Literals
 from flarecore.tokenizer.parts import TokenizerParts, gguf_parts
-from flarecore.tokenizer.special_mask import SpecialMask, strings_of
+from flarecore.tokenizer.special_mask import SpecialMask, SpecialTexts, strings_of
 
 __all__ = ["Tokenizer"]
 
@@ -56,7 +56,7 @@ class Tokenizer:
         }
         special = {self._text(i): i for i in sorted(parts.special_ids)}
         added = {self._text(i): i for i in parts.added_ids}
-        self._special_texts = tuple(text for text in special if text)
+        self._special_texts = SpecialTexts([text for text in special if text])
         self._added = Literals({t: i for t, i in added.items() if t not in special})
         self._special_or_added = Literals(added | special, parts.strips_left, parts.strips_right)
 

@@ -28,20 +28,23 @@ _DECODE: dict[str, Any] = {
 class FixedPassages:
     """A retriever that finds the same passages for every query."""
 
+    def __init__(self, place: str) -> None:
+        self.passages = [Passage("a", f"The lighthouse of {place} was built in 1871."),
+                         Passage("b", "Its oil lamp was replaced by an electric one in 1924.")]
+
     def search(self, queries: Sequence[str], k: int, filter: Any = None) -> list[list[Passage]]:
-        passages = [Passage("a", "The lighthouse of Marrow Point was built in 1871."),
-                    Passage("b", "Its oil lamp was replaced by an electric one in 1924.")]
-        return [passages[:k] for _ in queries]
+        return [self.passages[:k] for _ in queries]
 
 
-def run_flare(engine: Any, num_tokens: int) -> Any:
-    """One answer with a retrieval in it."""
+def run_flare(engine: Any, num_tokens: int, place: str = "Marrow Point") -> Any:
+    """One answer with a retrieval in it; of another place nothing is in the engine's cache."""
     config = FlareConfig(
         theta=0.6, beta=0.3, k=2, max_draft_tokens=num_tokens // 2, max_new_tokens=num_tokens,
         max_passage_tokens=24, max_evidence_tokens=48,
         template=PromptTemplate.base(head="", stop=()),
         sampling=SamplingParams(temperature=0.8, seed=5))
-    return Flare(engine, FixedPassages(), config).generate("When was the lighthouse built?")
+    return Flare(engine, FixedPassages(place), config).generate(
+        f"{place}: when was the lighthouse built?")
 
 
 def _bits(decoded: Any) -> tuple[tuple[int, ...], bytes]:

@@ -10,6 +10,7 @@ import torch
 
 from flarecore.bench.gpu.quantized_checks import check_quantized
 from flarecore.bench.gpu.report import Report, Settings
+from flarecore.bench.gpu.vendor_checks import check_vendor_products
 from flarecore.gpu.device import load_kernels
 from flarecore.gpu.fused_sampler import TritonSampler, choose_sampler
 from flarecore.gpu.mirrored import Mirrored
@@ -168,6 +169,7 @@ def check_kernels(report: Report) -> None:
     report.check("kernels", "RMSNorm + residual", lambda: _check_norm(settings))
     report.check("kernels", "SwiGLU", lambda: _check_activation(settings))
     report.check("kernels", "RoPE + store, both attentions", lambda: _check_attention(settings))
+    check_vendor_products(report)
     check_quantized(report)
     vocabularies = (32000, 49152, 128256, 262144) if settings.is_cuda else (1500,)
     names = ["triton"]

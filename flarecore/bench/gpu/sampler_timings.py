@@ -56,7 +56,10 @@ def _flashinfer_us(logits: torch.Tensor, settings: Settings) -> float:
 
 
 def measure_samplers(report: Report) -> None:
-    """Temperature sampling with confidence, minimum, mask and flags, inside a graph."""
+    """Temperature sampling with confidence, minimum, mask and flags, inside a graph.
+
+    What it is compared with is called outside of one, where small batches wait for the host.
+    """
     settings = report.settings
     device = settings.torch_device
     vocabularies = (32000, 49152, 128256, 262144) if settings.is_cuda else (1500,)
@@ -76,7 +79,7 @@ def measure_samplers(report: Report) -> None:
 
                 report.measure("sampler", f"{title} {name}", "us", fused, at_most=aim)
             logits = torch.randn((num_rows, vocab), device=device) * 3.0
-            report.measure("sampler", f"{title} torch, three operations", "us", functools.partial(
+            report.measure("sampler", f"{title} torch, separate calls", "us", functools.partial(
                 time_us, functools.partial(_torch_step, logits), settings))
             if has_flashinfer:
                 report.measure("sampler", f"{title} FlashInfer", "us",

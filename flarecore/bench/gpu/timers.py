@@ -38,6 +38,9 @@ def in_graph_us(call: Callable[[], object], settings: Settings, calls: int = 20)
     if not settings.is_cuda:
         return time_us(call, settings)
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    # What the call works on may still be on its way in the stream of now: counters that are zeroed
+    # beneath a launch would stay wrong.
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call()
         stream.synchronize()
