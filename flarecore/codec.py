@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from flarecore.errors import ConfigError
 from flarecore.validation import suggestion
 
-__all__ = ["dumps", "from_jsonable", "json_value", "loads_object", "to_jsonable"]
+__all__ = ["check_object", "dumps", "from_jsonable", "json_value", "loads_object", "to_jsonable"]
 
 T = TypeVar("T")
 
@@ -58,11 +58,17 @@ def loads_object(where: str, text: str | bytes) -> dict[str, Any]:
     """
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{where} must be a JSON object, got {type(data).__name__}")
     return data
+
+
+def check_object(where: str, data: object) -> None:
+    """Raises ConfigError for what is no mapping."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must be an object, got {type(data).__name__}")
 
 
 def from_jsonable(cls: type[T], data: Any, where: str) -> T:
@@ -73,8 +79,7 @@ def from_jsonable(cls: type[T], data: Any, where: str) -> T:
     ConfigError
         A field is missing, unknown or of the wrong type; the message gives the path to it.
     """
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} must be an object, got {type(data).__name__}")
+    check_object(where, data)
     hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
     if unknown := sorted(set(data) - set(hints)):
         raise ConfigError(f"{where}: unknown field {unknown[0]!r}{suggestion(unknown[0], hints)}")

@@ -134,6 +134,13 @@ class FlareConfig:
         one with a retrieval.
     max_sentences, max_new_tokens, deadline_ms : int, int, float
         End the answer, with the option's name (``deadline`` for the last) as stop reason.
+        `deadline_ms` counts from the call (of ``stream`` and ``astream``, not from their first
+        event; of ``agenerate`` from its first step), and what the consumer of events takes counts
+        as well. It is looked at before every forward pass, so that an answer may end one pass late;
+        asyncio answers give up waiting for a retriever, blocking ones wait for it.
+    deadline_policy : {"drop", "accept_draft"}
+        What to do with a sentence that is written to its end, asks for evidence and still waits for
+        it at the deadline: leave it out, or accept it, flagged with ``deadline``.
     max_draft_tokens : int
         A sentence is cut there.
     overflow : {"error", "drop_oldest"}
@@ -155,7 +162,23 @@ class FlareConfig:
     Raises
     ------
     ConfigError
-        An option is unknown, of the wrong type or out of range.
+        An option is unknown, of the wrong type or out of range, or a callable cannot take the
+        argument it is given.
+
+    Notes
+    -----
+    Callables are plain functions, called with one argument by position on the thread (or in the
+    task) that asks for the next event. What they raise ends the answer with a CallbackError:
+
+    - ``gate(question: str | None) -> "never" | "always" | None``
+    - ``trigger(sentence: Candidate) -> bool``: whether it needs evidence
+    - ``must_retrieve(draft: Candidate) -> bool``, ``never_retrieve(sentence: Candidate) -> bool``
+    - ``query(sentence: Candidate) -> str | Sequence[str]``: white space only counts as none
+    - ``no_evidence(sentence: Candidate | None) -> "accept_draft" | "omit" | "stop"``: None at the
+      initial retrieval
+
+    A :class:`flarecore.Candidate` has the sentence's text, tokens and confidences, the question and
+    the answer so far: ``trigger=lambda sentence: sentence.min_prob < 0.3``.
     """
 
     gate: str | GateFn | None = None
@@ -190,6 +213,7 @@ class FlareConfig:
     max_sentences: int | None = None
     max_new_tokens: int = 256
     deadline_ms: float | None = None
+    deadline_policy: str = "drop"
     max_draft_tokens: int = 64
     overflow: str = "error"
     stop: tuple[str, ...] = ()

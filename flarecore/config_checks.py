@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from flarecore.callables import check_callable
 from flarecore.errors import ConfigError
 from flarecore.rules import DraftRule
 from flarecore.sampling import SamplingParams
@@ -34,6 +35,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "evidence_policy": ("replace", "keep_first", "sticky"),
     "draft_context": ("none", "last_evidence"),
     "no_evidence": ("accept_draft", "omit", "stop"),
+    "deadline_policy": ("drop", "accept_draft"),
     "overflow": ("error", "drop_oldest"),
 }
 _CALLABLE = frozenset({"gate", "trigger", "query", "no_evidence"})
@@ -83,7 +85,10 @@ def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_kind(name: str, value: object) -> None:
-    if (name in _CALLABLE and callable(value)) or (name == "gate" and value is None):
+    if name in _CALLABLE and callable(value):
+        check_callable(name, value)
+        return
+    if name == "gate" and value is None:
         return
     built = _CHOICES[name]
     also = " (or None, or a callable)" if name == "gate" else (
@@ -92,7 +97,11 @@ def _check_kind(name: str, value: object) -> None:
 
 
 def _check_rule(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, DraftRule) and not callable(value):
+    if value is None or isinstance(value, DraftRule):
+        return
+    if callable(value):
+        check_callable(name, value)
+    else:
         hint = "; say DraftRule(terms=[...]) or DraftRule(patterns=[...])" \
             if isinstance(value, (str, list, tuple, set)) else ""
         raise ConfigError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from flarecore import _C
 from flarecore.decode_options import MAX_INT32, TokenIds
-from flarecore.errors import ConfigError
+from flarecore.errors import ClosedError, ConfigError
 from flarecore.gpu.options import GpuOptions
 from flarecore.model import Model
 from flarecore.passage_cache import PassageCache
@@ -46,7 +46,9 @@ class Engine:
     model : Model
     kv_cache_bytes : int, optional
         Budget of the KV cache. None: four full contexts, at most a quarter of the memory. On a CPU
-        its pages are taken from the system when they are first written, unless `preallocate`.
+        addresses are reserved and pages are taken from the system when they are first written,
+        unless `preallocate`: a budget within the machine's memory (or its control group's) is
+        accepted whatever is free now, so leave room for the weights and for everything else.
     preallocate : bool
         On a CPU True takes the whole memory of the KV cache now, by all threads, so that no request
         waits for it later. On a GPU it is always taken at once.
@@ -86,7 +88,8 @@ class Engine:
     Raises
     ------
     ConfigError
-        An option is unknown or out of range.
+        An option is unknown or out of range; on a CPU `kv_cache_bytes` is more than the memory of
+        the machine or its control group, or with `preallocate` more than is free.
     """
 
     def __init__(self, model: Model, *, kv_cache_bytes: int | None = None,
@@ -107,6 +110,7 @@ class Engine:
         if passage_cache_bytes is not None:
             passage_cache_bytes = check_int("passage_cache_bytes", passage_cache_bytes, 0, 2**62)
         self.model = model
+        self._is_closed = False
         self._native: Any
         if model.device == "cpu":
             self.compute = check_choice("compute", compute or "int8", ("int8", "float32"))
@@ -152,6 +156,8 @@ class Engine:
         ------
         ContextOverflowError
             Head and reserved positions leave no room in the context.
+        ClosedError
+            The engine is closed.
         """
         num_head_tokens = check_int("num_head_tokens", num_head_tokens, 0, MAX_INT32)
         num_reserved = check_int("num_reserved", num_reserved, 0, MAX_INT32)
@@ -174,10 +180,22 @@ class Engine:
         return EngineStats(**self._native.stats())
 
     def close(self) -> None:
-        """Stops the worker; running operations fail with CancelledError. May be repeated."""
+        """Stops the worker. May be repeated.
+
+        Running operations and answers fail, and later calls of the engine and its sequences (but
+        for ``close``) raise, with ClosedError.
+        """
+        self._is_closed = True
         self._native.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._is_closed
+
     def __enter__(self) -> Engine:
+        if self._is_closed:
+            raise ClosedError("the engine is closed; make a new one")
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from flarecore.result import FlareResult
 
 __all__ = [
+    "CallbackError",
     "CancelledError",
+    "ClosedError",
     "ConfigError",
     "ContextOverflowError",
     "DeadlineExceeded",
@@ -63,6 +65,10 @@ class DeadlineExceeded(FlarecoreError):
     """The operation's deadline passed; the sequence is as it was before it."""
 
 
+class ClosedError(FlarecoreError):
+    """The engine or the sequence was closed, before the call or while it was at work."""
+
+
 class UnsupportedError(FlarecoreError):
     """Valid, but not built or not available on this machine."""
 
@@ -76,4 +82,8 @@ class PassageFileError(IndexFileError):
 
 
 class RetrievalError(FlarecoreError):
-    """A retriever raised; the cause is chained."""
+    """A retriever raised (the cause is chained) or returned something wrong."""
+
+
+class CallbackError(FlarecoreError):
+    """A callable of the options (trigger, query and others) raised; the cause is chained."""

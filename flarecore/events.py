@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flarecore.codec import dumps, from_jsonable, loads_object, to_jsonable
+from flarecore.codec import check_object, dumps, from_jsonable, loads_object, to_jsonable
 from flarecore.trace import FlareStats, PassageTrace, RuleTrace
 from flarecore.validation import check_choice
 
@@ -50,6 +50,7 @@ class Event:
         ConfigError
             An unknown kind of event, or a field that is missing, unknown or of the wrong type.
         """
+        check_object("event", data)
         values = dict(data)
         kind = check_choice("event", values.pop(_KIND, None), _KINDS)
         event: Event = from_jsonable(_KINDS[kind], values, kind)
@@ -205,8 +206,9 @@ class SentenceAccepted(Event):
         None for a draft that asked for nothing (confident, or a rule or the gate said so) and for a
         sentence written with the passages of its own search. Else why a sentence that triggered
         was accepted as it was: ``no_evidence``,
-        ``empty_query``, ``repeated_query``, ``max_retrievals``, ``max_retrievals_per_sentence`` or
-        ``cooldown_sentences``; of method ``marker`` also ``marked_again``.
+        ``empty_query``, ``repeated_query``, ``max_retrievals``, ``max_retrievals_per_sentence``,
+        ``cooldown_sentences``, or ``deadline`` (``deadline_policy="accept_draft"``); of method
+        ``marker`` also ``marked_again``.
     passage_ids : tuple of str
         Passages in view when it was written.
     """

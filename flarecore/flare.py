@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import copy
+import dataclasses
+import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from flarecore.answer_stream import AnswerStream, AsyncAnswerStream
 from flarecore.config import FlareConfig
-from flarecore.errors import ConfigError, UnsupportedError
-from flarecore.events import Event
+from flarecore.errors import (
+    ClosedError,
+    ConfigError,
+    FlarecoreError,
+    RetrievalError,
+    UnsupportedError,
+)
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.attaching import Reserved
 from flarecore.loop.controller import AnswerLoop
 from flarecore.loop.drivers import Outcome, drive, drive_async
-from flarecore.loop.effects import Steps
 from flarecore.loop.evidence import EvidenceMaker
 from flarecore.loop.interfaces import EngineLike
 from flarecore.loop.joint import Joint
@@ -26,114 +33,10 @@ from flarecore.result import FlareResult
 from flarecore.retrieval.passage import Filter, Retriever
 from flarecore.templates import PromptTemplate
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["AnswerStream", "AsyncAnswerStream", "Flare"]
-
-
-class AnswerStream(Iterator[Event]):
-    """The events of an answer that is being written; iterate over it.
-
-    Closing it (also by leaving a ``with`` block, or by dropping it) ends the answer: nothing of it
-    is left behind. After the last event, :attr:`result` is the answer. One thread reads and closes
-    it; to stop an answer from another thread, use :meth:`Flare.astream` and cancel its task.
-
-    Raises
-    ------
-    ConfigError
-        Two threads use it at the same time.
-    """
-
-    def __init__(
-        self, events: Generator[Event, None, None], outcome: Outcome[FlareResult]
-    ) -> None:
-        self._events = events
-        self._outcome = outcome
-        self._in_use = threading.Lock()
-
-    def __next__(self) -> Event:
-        with self._alone():
-            return next(self._events)
-
-    def __enter__(self) -> AnswerStream:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the answer; may be repeated."""
-        with self._alone():
-            self._events.close()
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._in_use.acquire(blocking=False):
-            raise ConfigError(
-                "another thread is reading this stream; give each thread a stream of its own")
-        try:
-            yield
-        finally:
-            self._in_use.release()
-
-    @property
-    def result(self) -> FlareResult:
-        """The finished answer.
-
-        Raises
-        ------
-        ConfigError
-            The answer is not finished.
-        """
-        return _finished(self._outcome)
-
-
-class AsyncAnswerStream(AsyncIterator[Event]):
-    """The events of an answer that is being written; iterate with ``async for``.
-
-    Cancelling the task that iterates, or :meth:`aclose` (also by leaving an ``async with`` block),
-    ends the answer. After the last event, :attr:`result` is the answer.
-
-    Raises
-    ------
-    ConfigError
-        Two tasks use it at the same time.
-    """
-
-    def __init__(
-        self, events: AsyncGenerator[Event, None], outcome: Outcome[FlareResult]
-    ) -> None:
-        self._events = events
-        self._outcome = outcome
-
-    async def __anext__(self) -> Event:
-        self._check_alone()
-        return await self._events.__anext__()
-
-    async def __aenter__(self) -> AsyncAnswerStream:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Ends the answer; may be repeated."""
-        self._check_alone()
-        await self._events.aclose()
-
-    def _check_alone(self) -> None:
-        if self._events.ag_running:  # type: ignore[attr-defined]
-            raise ConfigError(
-                "another task is reading this stream; to end the answer, cancel that task")
-
-    @property
-    def result(self) -> FlareResult:
-        """The finished answer.
-
-        Raises
-        ------
-        ConfigError
-            The answer is not finished.
-        """
-        return _finished(self._outcome)
 
 
 class Flare:
@@ -172,27 +75,50 @@ class Flare:
         config = FlareConfig() if config is None else config
         if not isinstance(config, FlareConfig):
             raise ConfigError(f"config must be a FlareConfig, got {type(config).__name__}")
-        if retriever is None:
-            if config.may_retrieve:
-                raise ConfigError(
-                    "a retriever is needed; without one, use FlareConfig(gate='never')")
-        elif not callable(getattr(retriever, "search", None)):
-            raise ConfigError(
-                f"retriever must have a method search(queries, k, filter), got "
-                f"{type(retriever).__name__}")
+        if retriever is not None:
+            _check_retriever(retriever)
         if not callable(getattr(engine, "sequence", None)):
             raise ConfigError(f"engine must be an Engine, got {type(engine).__name__}")
+        self._engine = engine
+        self._retriever = retriever
+        self._clock = clock
+        self._configure(config)
+        self._pieces = PieceEncoder(engine.tokenizer)
+        self._joint = Joint(engine.tokenizer)
+
+    def _configure(self, config: FlareConfig) -> None:
+        """Takes the options, once they are known to suit engine and retriever."""
+        engine = self._engine
+        if getattr(engine, "is_closed", False):
+            raise ClosedError("the engine is closed; make a new one")
+        if self._retriever is None and config.may_retrieve:
+            raise ConfigError("a retriever is needed; without one, use FlareConfig(gate='never')")
         if config.placement == "parallel" and getattr(engine, "passages", None) is None:
             raise UnsupportedError(
                 f"placement='parallel' needs an engine that encodes passages, and "
                 f"{type(engine).__name__} has no attribute passages; use 'prefix' or 'boundary'")
-        self._engine = engine
-        self._retriever = retriever
-        self._config = config
-        self._clock = clock
         self._prompts = PromptBuilder(engine.tokenizer, config.template)
-        self._pieces = PieceEncoder(engine.tokenizer)
-        self._joint = Joint(engine.tokenizer)
+        self._config = config
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other options, for one request: ``flare.replace(deadline_ms=500)``.
+
+        Cheap: engine (and with it every cache), retriever and clock are shared, nothing is copied.
+        This object stays as it is.
+
+        Parameters
+        ----------
+        **changes
+            Options of :class:`FlareConfig`.
+
+        Raises
+        ------
+        ConfigError
+            An option is unknown or its value is wrong; or as for the class.
+        """
+        other = copy.copy(self)
+        other._configure(dataclasses.replace(self._config, **changes))
+        return other
 
     @property
     def config(self) -> FlareConfig:
@@ -217,7 +143,11 @@ class Flare:
         scope : str or None
             Text put before every query (a year, a product): what the draft must not override.
         filter : Mapping or None
-            Metadata conditions of every search; only the application sets them.
+            Metadata conditions of every search, which hold together; only the application sets
+            them, no draft can change them. ``{"lang": "en", "team": ["a", "b"], "year":
+            {"gte": 2020, "lt": 2024}}``: a value, any of several, or comparisons (``eq``, ``ne``,
+            ``gt``, ``gte``, ``lt``, ``lte``, ``in``, ``not_in``); a passage without the field does
+            not pass. See :mod:`flarecore.retrieval.filters`.
         num_head_tokens : int or None
             For token ids and placement ``prefix`` or ``parallel``: how many of them stay before
             the evidence.
@@ -232,9 +162,11 @@ class Flare:
             before any work.
         RetrievalError
             The retriever raised (the cause is chained) or returned something wrong.
+        CallbackError
+            A callable of the options raised; the cause is chained.
         FlarecoreError
-            What the engine raised. Of this and a RetrievalError the attribute ``partial`` holds
-            the :class:`FlareResult` up to the last accepted sentence.
+            What the engine raised, ClosedError if it was closed meanwhile. Of these errors the
+            attribute ``partial`` holds the :class:`FlareResult` up to the last accepted sentence.
         """
         with self.stream(
             prompt, question=question, scope=scope, filter=filter,
@@ -250,11 +182,12 @@ class Flare:
     ) -> AnswerStream:
         """The same answer as :meth:`generate`, as events while it is written.
 
-        Arguments are checked at once; work begins with the first event.
+        Arguments are checked at once, and the time of ``deadline_ms`` begins; work begins with the
+        first event.
         """
-        setup = self._setup(prompt, question, scope, filter, num_head_tokens)
+        loop = self._loop(self._setup(prompt, question, scope, filter, num_head_tokens))
         outcome: Outcome[FlareResult] = Outcome()
-        return AnswerStream(drive(self._steps(setup), self._retriever, outcome), outcome)
+        return AnswerStream(drive(loop.run(), self._retriever, outcome), outcome, loop.partial)
 
     async def agenerate(
         self, prompt: PromptInput, *, question: str | None = None, scope: str | None = None,
@@ -274,24 +207,24 @@ class Flare:
         filter: Filter | None = None, num_head_tokens: int | None = None,
     ) -> AsyncAnswerStream:
         """:meth:`stream` for asyncio: ``async for event in flare.astream(question)``."""
-        setup = self._setup(prompt, question, scope, filter, num_head_tokens)
+        loop = self._loop(self._setup(prompt, question, scope, filter, num_head_tokens))
         outcome: Outcome[FlareResult] = Outcome()
         return AsyncAnswerStream(
-            drive_async(self._steps(setup), self._retriever, outcome), outcome)
+            drive_async(loop.run(), self._retriever, outcome), outcome, loop.partial)
 
     def _setup(
         self, prompt: PromptInput, question: str | None, scope: str | None,
         filter: Filter | None, num_head_tokens: int | None,
     ) -> AnswerSetup:
         """Checks a request and prepares everything that needs no forward pass."""
+        started = self._clock()
         if scope is not None:
             check_text("scope", scope)
         if filter is not None and not isinstance(filter, Mapping):
             raise ConfigError(
                 f"filter must map field names to conditions, got {type(filter).__name__}")
-        check_filter = getattr(self._retriever, "check_filter", None)
-        if filter is not None and check_filter is not None:
-            check_filter(filter)
+        if filter is not None:
+            _check_filter(self._retriever, filter)
         model = self._engine.model
         built, template = self._build(prompt, question, num_head_tokens)
         asks = self._config.gate == "always" or (
@@ -307,7 +240,7 @@ class Flare:
         return AnswerSetup(
             engine=self._engine, config=self._config, prompt=built, template=template,
             pieces=self._pieces, maker=maker, joint=self._joint, scope=scope, filter=filter,
-            clock=self._clock,
+            clock=self._clock, started=started,
             reserved=None if num_reserved is None else Reserved(
                 built.num_attach_head, num_reserved))
 
@@ -318,15 +251,32 @@ class Flare:
             prompt, question=question, num_head_tokens=num_head_tokens,
             vocab_size=self._engine.model.config.vocab_size)
 
-    def _steps(self, setup: AnswerSetup) -> Steps[FlareResult]:
-        # Made on the first step: that is when the clock starts.
-        return (yield from self._loop(setup).run())
-
     def _loop(self, setup: AnswerSetup) -> AnswerLoop:
         return AnswerLoop(setup)
 
 
-def _finished(outcome: Outcome[FlareResult]) -> FlareResult:
-    if outcome.value is None:
-        raise ConfigError("the answer is not finished: there is no result before the last event")
-    return outcome.value
+def _check_retriever(retriever: object) -> None:
+    search = getattr(retriever, "search", None)
+    if not callable(search):
+        raise ConfigError(
+            f"retriever must have a method search(queries, k, filter), got "
+            f"{type(retriever).__name__}")
+    if inspect.iscoroutinefunction(search):
+        raise ConfigError(
+            f"{type(retriever).__name__}.search must be a plain method, an async one must be "
+            "called asearch (agenerate and astream await it), beside a plain search")
+
+
+def _check_filter(retriever: object, filter: Filter) -> None:
+    """Asks the retriever, if it offers to be asked."""
+    check_filter = getattr(retriever, "check_filter", None)
+    if check_filter is None:
+        return
+    try:
+        check_filter(filter)
+    except FlarecoreError:
+        raise
+    except Exception as error:
+        raise RetrievalError(
+            f"{type(retriever).__name__}.check_filter raised {type(error).__name__}: {error} "
+            f"(filter {filter!r})") from error

@@ -108,8 +108,8 @@ class Model:
             Its architecture, a feature of it, its tokenizer or tensor types are not supported, or
             the device is not.
         ConfigError
-            `threads` is not a positive integer, `quantize` is unknown, or finds nothing to quantise
-            since the file is quantised already.
+            `name_or_path` is neither a string nor a path, `threads` is not a positive integer,
+            `quantize` is unknown, or finds nothing to quantise since the file is quantised already.
         """
         if device != "cpu":
             if device not in GPU_DEVICES:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from flarecore.errors import ModelFileError
 from flarecore.model_parts import Progress, cache_directory, is_joined, join_parts
+from flarecore.validation import check_path
 
 __all__ = ["KNOWN_MODELS", "MODELS_VARIABLE", "ModelParts", "PackagedModel", "find_model"]
 
@@ -184,12 +185,14 @@ def find_model(name: str | os.PathLike[str], *, progress: Progress | None = None
 
     Raises
     ------
+    ConfigError
+        `name` is neither a string nor a path.
     ModelFileError
         Nothing is there, the package is not installed, incomplete or damaged, its parts cannot be
         joined, or the name is unknown; the message lists the known names and says what to install.
     """
-    text = os.fspath(name)
-    if not isinstance(text, str) or not text or "\0" in text:
+    text = check_path("the name or path of a model", name)
+    if not text or "\0" in text:
         raise ModelFileError(f"a model is named by a non-empty string or path, got {name!r}")
     if not isinstance(name, str) or _looks_like_path(text):
         return _checked(Path(text), "")

@@ -21,6 +21,7 @@ from flarecore import _C
 from flarecore.errors import ModelFileError, PassageFileError
 from flarecore.passage_format import StoredPassage, Table, read_tables, write_passages
 from flarecore.passage_kv import PassageKv
+from flarecore.validation import check_path
 from flarecore.wording import system_reason
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class PassageKvFile:
             The file is missing, damaged, hostile, of another version, or belongs to another model,
             compute mode, CPU level or GPU; the message says which.
         """
-        where = os.fspath(path)
+        where = check_path("the path of a passage file", path)
         try:
             mapped = _C.MappedFile(where)
         except ModelFileError as error:
@@ -93,6 +94,7 @@ class PassageKvFile:
             The file cannot be written, or blocks of the one that it extends are damaged; what was
             there is as it was.
         """
+        check_path("the path of a passage file", path)
         kept = extends._stored() if extends is not None else []
         given: list[PassageKv | StoredPassage] = [*passages, *kept]
         unique = {(tuple(p.head_ids), tuple(p.token_ids)): p for p in given}

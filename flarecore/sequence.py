@@ -100,7 +100,9 @@ class Sequence:
         Raises
         ------
         ConfigError
-            An id is outside the vocabulary, or the sequence is closed.
+            An id is outside the vocabulary.
+        ClosedError
+            The sequence or its engine is closed.
         ContextOverflowError
             The tokens do not fit into the model's context.
         OutOfBlocksError
@@ -130,7 +132,9 @@ class Sequence:
         Raises
         ------
         ConfigError
-            An option is wrong or unknown, or the sequence is empty or closed.
+            An option is wrong or unknown, or the sequence is empty.
+        ClosedError
+            The sequence or its engine is closed.
         ContextOverflowError
             The context is full.
         OutOfBlocksError, SequenceBusyError, CancelledError, DeadlineExceeded
@@ -194,8 +198,8 @@ class Sequence:
         ------
         ConfigError
             The passage is empty or has more than `num_reserved` tokens, an id is outside the
-            vocabulary, or the sequence is closed or shorter than its head.
-        SequenceBusyError, OutOfBlocksError, CancelledError, DeadlineExceeded
+            vocabulary, or the sequence is shorter than its head.
+        SequenceBusyError, ClosedError, OutOfBlocksError, CancelledError, DeadlineExceeded
             Nothing has changed.
         """
         return self.encode_passage_async(token_ids, deadline_ms=deadline_ms).result()
@@ -220,9 +224,9 @@ class Sequence:
         ConfigError
             A passage belongs to another model, compute mode or head (on a GPU: to another engine)
             or is longer than `num_reserved`, `from_token` is out of range, or the sequence is
-            closed or shorter than its head.
-        SequenceBusyError
-            An operation runs.
+            shorter than its head.
+        SequenceBusyError, ClosedError
+            An operation runs; the sequence or its engine is closed.
         """
         for passage in passages:
             if not isinstance(passage, PassageKv):
@@ -251,7 +255,13 @@ class Sequence:
 
     def rollback(self, checkpoint: Checkpoint) -> None:
         """Brings back everything of a checkpoint of the same engine: tokens, reserved positions,
-        attached passages, KV, looked-ahead tokens."""
+        attached passages, KV, looked-ahead tokens.
+
+        Raises
+        ------
+        ConfigError
+            It is no checkpoint, or one of another engine.
+        """
         if not isinstance(checkpoint, Checkpoint):
             raise ConfigError(
                 f"checkpoint must be a Checkpoint (see checkpoint()), got "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flarecore.codec import dumps, from_jsonable, loads_object, to_jsonable
+from flarecore.codec import check_object, dumps, from_jsonable, loads_object, to_jsonable
 from flarecore.errors import ConfigError
 from flarecore.trace_parts import (
     AskTrace,
@@ -97,6 +97,21 @@ class FlareStats:
     def trigger_rate(self) -> float:
         """Share of the drafts that triggered; 0 without any."""
         return self.num_triggers / self.num_drafts if self.num_drafts else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary of JSON values; :meth:`from_dict` gives equal counts and times back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> FlareStats:
+        """What :meth:`to_dict` wrote.
+
+        Raises
+        ------
+        ConfigError
+            A field is missing, unknown or of the wrong type.
+        """
+        return from_jsonable(cls, data, "stats")
 
 
 @dataclass(frozen=True)
@@ -196,6 +211,7 @@ class Trace:
         ConfigError
             Another version, or a field that is missing, unknown or of the wrong type.
         """
+        check_object("trace", data)
         values = dict(data)
         version = values.pop(TRACE_KEY, None)
         if version != TRACE_VERSION:

@@ -227,7 +227,8 @@ class SentenceTrace:
         What the answer's text grew by.
     stop_reason : str
         Why the sentence ended: as in a pass, with ``max_draft_tokens`` or ``max_new_tokens`` for
-        ``max_tokens``; for ``nothing`` also ``deadline``, ``no_evidence``, ``error``.
+        ``max_tokens``; for ``nothing`` also ``deadline``, ``no_evidence``, ``error``,
+        ``cancelled``.
     """
 
     index: int

@@ -7,6 +7,7 @@ import difflib
 import functools
 import math
 import numbers
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ __all__ = [
     "check_int",
     "check_number",
     "check_optional_int",
+    "check_path",
     "check_strings",
     "check_unicode",
     "named_options",
@@ -137,6 +139,20 @@ def check_strings(where: str, value: object) -> tuple[str, ...]:
             raise ConfigError(f"{where}[{position}] must be a non-empty string, got {item!r}")
         check_unicode(f"{where}[{position}]", item)
     return tuple(value)
+
+
+def check_path(where: str, value: object) -> str:
+    """`value` as a string if it is one, or a path of one.
+
+    Raises
+    ------
+    ConfigError
+        It is something else.
+    """
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(path, str):
+        raise ConfigError(f"{where} must be a str or a pathlib.Path, got {value!r:.80}")
+    return path
 
 
 def check_unicode(where: str, text: str) -> None:

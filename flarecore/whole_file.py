@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from flarecore.validation import check_path
+
 __all__ = ["open_whole", "write_whole"]
 
 
@@ -35,7 +37,7 @@ def open_whole(
         The file cannot be written; what was there is as it was.
     """
     # Not beside the link: a rename stays within one file system.
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(check_path("path", path)))
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if target.exists() and not target.is_file():

@@ -13,6 +13,13 @@ from flarecore.retrieval.index_io import read_index_file, write_index_file
 from flarecore.retrieval.passage import Passage
 
 
+class UncheckedPassage(Passage):
+    """What another implementation may return or add: its fields are of any type."""
+
+    def __post_init__(self):
+        pass
+
+
 class WordEncoder:
     """Sum of one random vector per word: texts that share words are similar."""
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from flarecore.errors import (
     CancelledError,
+    ClosedError,
     ConfigError,
     ContextOverflowError,
     FlarecoreError,
@@ -179,7 +180,7 @@ class ScriptedSequence:
 
     def _check(self) -> None:
         if not self._open:
-            raise ConfigError("the sequence is closed")
+            raise ClosedError("the sequence is closed")
         if self._running is not None and not self._running.done():
             raise SequenceBusyError("an operation runs on the sequence")
 

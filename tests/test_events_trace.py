@@ -13,6 +13,7 @@ from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
 from flarecore.events import Event, Finished, SentenceAccepted
 from flarecore.flare import Flare
+from flarecore.result import FlareResult
 from flarecore.trace import FlareStats, Trace
 
 
@@ -68,6 +69,32 @@ def test_a_damaged_trace_is_refused_with_the_place(change, message):
     change(data)
     with pytest.raises(ConfigError, match=message):
         Trace.from_dict(data)
+
+
+def test_result_and_stats_round_trip_through_json():
+    result, _, events = answer()
+    assert FlareResult.from_json(result.to_json()) == result
+    data = json.loads(result.to_json())
+    assert Trace.from_dict(data["trace"]) == result.trace and data["text"] == result.text
+    assert FlareStats.from_dict(json.loads(json.dumps(result.stats.to_dict()))) == result.stats
+    assert events[-1].to_dict()["stats"] == result.stats.to_dict()
+    for change, message in ((lambda d: d.pop("text"), "result: field 'text' is missing"),
+                            (lambda d: d.pop("trace"), "result: field 'trace' is missing"),
+                            (lambda d: d["trace"].pop("flarecore_trace"), "must be 1, got None"),
+                            (lambda d: d["sentences"][0].update(text=1), r"sentences\[0\].text")):
+        damaged = json.loads(result.to_json())
+        change(damaged)
+        with pytest.raises(ConfigError, match=message):
+            FlareResult.from_dict(damaged)
+
+
+@pytest.mark.parametrize("read", [
+    Event.from_dict, Event.from_json, Trace.from_dict, Trace.from_json, FlareStats.from_dict,
+    FlareResult.from_dict, FlareResult.from_json])
+def test_what_is_no_object_is_refused(read):
+    for wrong in (None, 5, [1]):
+        with pytest.raises(ConfigError, match=r"must be an object, got|is not valid JSON"):
+            read(wrong)
 
 
 def test_what_is_no_event_is_refused():

@@ -12,6 +12,7 @@ from helpers_gpu import KV_VALUE_BYTES, MARKS, SMALL, core_of, gpu_engine, gpu_m
 
 from flarecore.errors import (
     CancelledError,
+    ClosedError,
     ConfigError,
     ContextOverflowError,
     DeadlineExceeded,
@@ -159,7 +160,7 @@ def test_await_and_closing_while_it_runs(engine):
         sequence.close()
         with pytest.raises(CancelledError):
             operation.result()
-        with pytest.raises(ConfigError, match="closed"):
+        with pytest.raises(ClosedError, match="the sequence is closed"):
             sequence.extend([1])
 
 
@@ -254,10 +255,10 @@ def test_closed_engine(model):
         closer = threading.Thread(target=engine.close)
         closer.start()
         gate.opened.set()
-        with pytest.raises(CancelledError, match="closed"):
+        with pytest.raises(ClosedError, match="the engine was closed"):
             operation.result()
         closer.join()
-    with pytest.raises(ConfigError, match="the engine is closed"):
+    with pytest.raises(ClosedError, match="the engine is closed"):
         sequence.extend([1])
     sequence.close()
 

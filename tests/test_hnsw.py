@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers_retrieval import (
     TableEncoder,
+    UncheckedPassage,
     WordEncoder,
     ids_of,
     random_table,
@@ -223,7 +224,7 @@ def test_failed_add_changes_nothing():
         ([Passage("a", "x")], "'a' is taken"),
         ([Passage("", "x")], "id must not be empty"),
         ([Passage("b", " ")], "text must not be empty"),
-        ([Passage("b", 3)], "text must be a string, got int"),
+        ([UncheckedPassage("b", 3)], "text must be a string, got int"),
         ([Passage("b", "\ud800")], "UTF-8"),
         ([Passage("b", "x", metadata={"t": ["\udfff"]})], "UTF-8"),
         ([Passage("b", "x", metadata={"\udfff": 1})], "UTF-8"),
@@ -233,7 +234,7 @@ def test_failed_add_changes_nothing():
         ([Passage("b", "x", metadata={"t": float("inf")})], "inf"),
         ([Passage("b", "x", metadata={"t": {1: 2}})], "keys must be strings"),
         ([Passage("b", "x", metadata={"id": 2})], "own fields"),
-        ([Passage("b", "x", metadata=[1])], "mapping"),
+        ([UncheckedPassage("b", "x", metadata=[1])], "mapping"),
         (["b"], "must be a Passage, got str"),
     ]
     for passages, message in bad:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers import DECODE, TinyLlama, open_engine, random_ids, result_bits
 
-from flarecore.errors import ConfigError, OutOfBlocksError
+from flarecore.errors import ClosedError, ConfigError, OutOfBlocksError
 
 SPEC = TinyLlama(
     num_layers=1, num_heads=2, num_kv_heads=1, hidden_size=32, ffn_size=64, context_length=1024
@@ -330,7 +330,7 @@ def test_closed_sequence_says_so():
         sequence.fork,
         sequence.checkpoint,
     ):
-        with pytest.raises(ConfigError, match="closed"):
+        with pytest.raises(ClosedError, match="the sequence is closed"):
             call()
     engine.check_integrity()
 

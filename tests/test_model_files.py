@@ -10,8 +10,17 @@ from pathlib import Path
 import pytest
 
 from flarecore import model_files
-from flarecore.errors import ModelFileError
+from flarecore.errors import ConfigError, ModelFileError
+from flarecore.model import Model
 from flarecore.model_files import KNOWN_MODELS, MODELS_VARIABLE, PackagedModel, find_model
+from flarecore.passage_file import PassageKvFile
+from flarecore.retrieval import (
+    BM25Retriever,
+    SentenceEncoder,
+    index_info,
+    load_index,
+    read_passages,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +68,16 @@ def test_models_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(MODELS_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(ModelFileError, match=r"nowhere.*not a directory"):
         find_model("mine")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"smollm2-135m", ["smollm2-135m"]])
+def test_what_names_no_file_is_refused(wrong) -> None:
+    for take in (find_model, Model.load, SentenceEncoder.load, load_index, index_info,
+                 read_passages, BM25Retriever.build([]).save,
+                 lambda path: PassageKvFile.open(path, None),
+                 lambda path: PassageKvFile.write(path, None, [])):
+        with pytest.raises(ConfigError, match=r"must be a str or a pathlib.Path, got"):
+            take(wrong)
 
 
 def test_unknown_name_says_what_there_is() -> None:

@@ -16,6 +16,7 @@ from helpers import DECODE, TinyLlama, open_engine, random_ids, result_bits, sta
 
 from flarecore.errors import (
     CancelledError,
+    ClosedError,
     ConfigError,
     DeadlineExceeded,
     FlarecoreError,
@@ -225,15 +226,21 @@ def test_closing_a_busy_sequence_cancels(engine):
     assert engine.stats().num_held_blocks == 0
 
 
-def test_closing_the_engine_cancels():
+def test_closing_the_engine_ends_what_runs():
     engine = open_engine(SPEC)
     sequence = engine.sequence(random_ids(30))
+    assert not engine.is_closed
     operation = close_while_running(engine, engine, sequence)
-    with pytest.raises(CancelledError):
+    with pytest.raises(ClosedError, match="the engine was closed"):
         operation.result()
-    for call in (engine.sequence, lambda: sequence.extend([1]), lambda: sequence.decode(1)):
-        with pytest.raises(ConfigError):
+    assert engine.is_closed
+    for call in (engine.sequence, engine.stats, engine.check_integrity, engine.__enter__,
+                 sequence.checkpoint, sequence.fork, lambda: sequence.extend([1]),
+                 lambda: sequence.decode(1), lambda: sequence.truncate(0)):
+        with pytest.raises(ClosedError, match="the engine is closed"):
             call()
+    assert not issubclass(ClosedError, (ValueError, CancelledError))
+    sequence.close()
     engine.close()
 
 

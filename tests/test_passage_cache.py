@@ -8,7 +8,13 @@ import pytest
 from helpers import DECODE, TinyLlama, open_engine, random_ids, result_bits
 from helpers_passage_cache import HEAD, PASSAGES, open_cached
 
-from flarecore.errors import CancelledError, ConfigError, DeadlineExceeded, FlarecoreError
+from flarecore.errors import (
+    CancelledError,
+    ClosedError,
+    ConfigError,
+    DeadlineExceeded,
+    FlarecoreError,
+)
 
 
 def block_bytes():
@@ -126,7 +132,7 @@ def test_a_failed_computation_leaves_nothing_behind():
     requests = [engine.passages.fetch_async(sequence, ids) for ids in PASSAGES]
     engine.close()
     for request in requests:
-        with contextlib.suppress(CancelledError):
+        with contextlib.suppress(ClosedError):
             request.result()
     assert engine.passages._running == {}
 

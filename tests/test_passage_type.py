@@ -1,13 +1,32 @@
 """Passages as values, and what a retriever has to return."""
 
+import inspect
 from dataclasses import dataclass
 
 import pytest
-from helpers_retrieval import WordEncoder
+from helpers_retrieval import UncheckedPassage, WordEncoder
 
 from flarecore.errors import ConfigError, RetrievalError
 from flarecore.retrieval.hnsw import HnswRetriever
 from flarecore.retrieval.passage import Passage, Retriever, check_results
+
+
+def test_fields_of_a_passage_are_checked():
+    for fields, message in (((None, "x"), "Passage.id.*NoneType"), (("a", None), "Passage.text"),
+                            (("a", "x", 3), "Passage.title.*int"),
+                            (("a", "x", "", 0.0, ["en"]), "Passage.metadata.*list")):
+        with pytest.raises(ConfigError, match=message):
+            Passage(*fields)
+
+
+def test_an_async_search_is_told_its_name():
+    async def search():
+        return []
+
+    found = search()
+    with pytest.raises(RetrievalError, match="must be called asearch"):
+        check_results(found, 1, 1)
+    assert inspect.getcoroutinestate(found) == inspect.CORO_CLOSED, "it will warn"
 
 
 def test_check_results():
@@ -17,7 +36,8 @@ def test_check_results():
     for results, message in [
         (None, "NoneType"), ([[]], "1 lists for 2"), ([None, []], "query 0.*NoneType"),
         ([good[0] * 2, []], "2 passages, at most k = 1"), ([["a"], []], "result 0.*got str"),
-        ([[Passage("a", None)], []], "NoneType"), ([[Passage("a", "x", title=None)], []], "title"),
+        ([[UncheckedPassage("a", None)], []], "NoneType"),
+        ([[UncheckedPassage("a", "x", title=None)], []], "title"),
         ([[Passage("a", "x", score=float("nan"))], []], "finite"),
         ([[Passage("a", "x", score="1")], []], "finite"),
     ]:

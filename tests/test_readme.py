@@ -20,15 +20,31 @@ def blocks(language):
 
 @pytest.mark.models
 def test_python_example_runs_as_written(tmp_path):
-    (example,) = blocks("python")
-    assert len(example.splitlines()) <= 22
+    example, server = blocks("python")
+    assert len(example.splitlines()) <= 22 and len(server.splitlines()) <= 22
     file = tmp_path / "example.py"
-    file.write_text(example, encoding="utf-8")
+    file.write_text(example + server + SERVE, encoding="utf-8")
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     assert "  searching: Ilse Marwede" in done.stdout
     assert "SentenceAccepted" in done.stdout and "num_prefilled=" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("cancelled {'num_sentences': 1,")
+
+
+# A client that goes away with the first sentence.
+SERVE = """
+async def serve():
+    async def send(text):
+        task.cancel()
+
+    task = asyncio.create_task(answer("Who was Ilse Marwede?", send, deadline_ms=1e6))
+    await asyncio.wait([task])
+    assert task.cancelled() and flare.config.deadline_ms is None
+
+asyncio.run(serve())
+engine.check_integrity()
+"""
 
 
 def test_commands_exist():

@@ -1,6 +1,7 @@
 """Limits and arguments of a sequence's operations; a refused call changes nothing."""
 
 import os
+import re
 import resource
 import shlex
 import subprocess
@@ -54,8 +55,12 @@ def test_preallocated_memory_is_there_at_once():
 
 def test_more_memory_than_there_is_is_not_taken():
     machine = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    with pytest.raises(ConfigError, match=r"has (\d+) bytes of memory in all") as refused:
+        open_engine(smollm2_path(), compute="int8", kv_cache_bytes=2 * machine)
+    memory = int(re.findall(r"\d+", str(refused.value))[-1])
+    assert memory <= machine
     with pytest.raises(ConfigError, match=r"preallocate needs \d+ bytes and \d+ are available"):
-        open_engine(smollm2_path(), compute="int8", kv_cache_bytes=2 * machine, preallocate=True)
+        open_engine(smollm2_path(), compute="int8", kv_cache_bytes=memory, preallocate=True)
 
 
 def test_context_overflow_changes_nothing(engine):
@@ -106,6 +111,7 @@ def test_bad_arguments(engine):
         lambda: engine.sequence().score([1]),
         lambda: engine.sequence([271]),
         lambda: sequence.decode(5, unknown_option=1),
+        lambda: sequence.rollback(None),
     )
     for number, call in enumerate(calls):
         try:

@@ -16,6 +16,7 @@ inline const char* python_class(ErrorKind kind) {
     case ErrorKind::kSequenceBusy: return "SequenceBusyError";
     case ErrorKind::kCancelled: return "CancelledError";
     case ErrorKind::kDeadline: return "DeadlineExceeded";
+    case ErrorKind::kClosed: return "ClosedError";
     case ErrorKind::kUnsupported: return "UnsupportedError";
     case ErrorKind::kIndexFile: return "IndexFileError";
     case ErrorKind::kInternal: break;

@@ -17,6 +17,7 @@ enum class ErrorKind {
   kSequenceBusy,     // SequenceBusyError: an operation already runs on the sequence
   kCancelled,        // CancelledError: the operation was cancelled
   kDeadline,         // DeadlineExceeded: the operation's deadline passed
+  kClosed,           // ClosedError: the engine or the sequence was closed
   kUnsupported,      // UnsupportedError: valid, but not built or not available here
   kIndexFile,        // IndexFileError: an index file is damaged or hostile
   kInternal,         // FlarecoreError: an invariant of ours was broken

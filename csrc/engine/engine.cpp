@@ -20,14 +20,22 @@ KvLayout make_layout(const DecoderConfig& config, ComputeMode compute) {
 int64_t default_cache_bytes(const DecoderConfig& config, const KvLayout& layout) {
   const int64_t context_blocks = (config.context_length + kBlockTokens - 1) / kBlockTokens;
   const int64_t context_bytes = context_blocks * static_cast<int64_t>(layout.block_size_bytes());
-  const int64_t machine = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
-  return std::min(4 * context_bytes, std::max(machine / 4, int64_t{1} << 28));
+  return std::min(4 * context_bytes, std::max(total_memory_bytes() / 4, int64_t{1} << 28));
 }
 
 int num_cache_blocks(const DecoderConfig& config, const KvLayout& layout, int64_t cache_bytes) {
   const int64_t block_bytes = static_cast<int64_t>(layout.block_size_bytes());
   check(cache_bytes >= 0, ErrorKind::kConfig, "kv_cache_bytes must be >= 0, got ", cache_bytes);
-  if (cache_bytes == 0) cache_bytes = default_cache_bytes(config, layout);
+  if (cache_bytes == 0) {
+    cache_bytes = default_cache_bytes(config, layout);
+  } else {
+    // Pages are only taken when they are written: without this a budget that can never be there
+    // would be found out by the system's killing the process.
+    const int64_t memory = total_memory_bytes();
+    check(cache_bytes <= memory, ErrorKind::kConfig, "kv_cache_bytes is ", cache_bytes,
+          ", the machine (or its control group) has ", memory,
+          " bytes of memory in all; pass a smaller kv_cache_bytes");
+  }
   const int64_t num_blocks = cache_bytes / block_bytes;
   check(num_blocks >= 1, ErrorKind::kConfig, "kv_cache_bytes is ", cache_bytes,
         ", one block of ", kBlockTokens, " tokens of this model takes ", block_bytes);
@@ -99,12 +107,12 @@ std::unique_lock<std::mutex> Engine::lock() {
   check(getpid() == process_id_, ErrorKind::kUnsupported, "the engine belongs to process ",
         process_id_, " and cannot be used after fork(); make a new engine in process ", getpid());
   std::unique_lock<std::mutex> guard(mutex_);
-  check(!is_stopping_, ErrorKind::kConfig, "the engine is closed");
+  check(!is_stopping_, ErrorKind::kClosed, "the engine is closed; make a new one");
   return guard;
 }
 
 void Engine::check_usable(const Sequence& sequence) const {
-  check(!sequence.is_closed, ErrorKind::kConfig, "the sequence is closed");
+  check(!sequence.is_closed, ErrorKind::kClosed, "the sequence is closed; open a new one");
   check(!sequence.is_busy, ErrorKind::kSequenceBusy,
         "an operation still runs on the sequence; wait for it or cancel it first");
 }

@@ -38,7 +38,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   static std::shared_ptr<Engine> create(std::shared_ptr<Model> model, const EngineOptions& options);
   ~Engine();
 
-  // Stops the worker; running operations fail with CancelledError. Later calls raise ConfigError.
+  // Stops the worker; running operations fail, and later calls raise, with ClosedError.
   void shutdown();
 
   // Keeps num_reserved positions free behind the first num_head tokens, for attached passages.

@@ -23,7 +23,7 @@ void Engine::run() {
     if (is_stopping_) {
       const auto left = running_;
       for (const auto& operation : left) {
-        fail(operation, ErrorKind::kCancelled, "the engine was closed");
+        fail(operation, ErrorKind::kClosed, "the engine was closed");
       }
     } else {
       plan_step();

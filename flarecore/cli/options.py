@@ -71,6 +71,8 @@ _LOOP: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("max_new_tokens", _INT, "tokens of the answer"),
     ("max_draft_tokens", _INT, "tokens of one sentence"),
     ("deadline_ms", _FLOAT, "end the answer after so many milliseconds"),
+    ("deadline_policy", {"choices": ("drop", "accept_draft")},
+     "what to do then with a draft that is finished and waits for evidence"),
     ("overflow", {"choices": ("error", "drop_oldest")}, "what to do if the context is too small"),
     ("stop", {"action": "append", "metavar": "TEXT"}, "text that ends the answer; may be repeated"),
     ("speculative", _SWITCH, "verify the draft's tokens while regenerating; same output"),

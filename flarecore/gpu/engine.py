@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flarecore.errors import (
+    ClosedError,
     ConfigError,
     ContextOverflowError,
     PassageFileError,
@@ -210,7 +211,7 @@ class Core(Worker):
 
     def _check_usable(self, sequence: SequenceState) -> None:
         if sequence.is_closed:
-            raise ConfigError("the sequence is closed")
+            raise ClosedError("the sequence is closed; open a new one")
         if sequence.is_busy:
             raise SequenceBusyError(
                 "an operation still runs on the sequence; wait for it or cancel it first")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flarecore import _C
-from flarecore.errors import CancelledError, ConfigError, FlarecoreError, UnsupportedError
+from flarecore.errors import ClosedError, FlarecoreError, UnsupportedError
 from flarecore.gpu.kv_cache import KvCache, KvSequence
 from flarecore.gpu.operation import GpuOperation
 from flarecore.gpu.passages import PassageBlocks
@@ -86,12 +86,12 @@ class Worker:
                 f"fork(); make a new engine in process {os.getpid()}")
         with self._lock:
             if self._is_stopping:
-                raise ConfigError("the engine is closed")
+                raise ClosedError("the engine is closed; make a new one")
             self._close_dropped()
             yield
 
     def shutdown(self) -> None:
-        """Stops the worker; running operations fail with CancelledError. May be repeated."""
+        """Stops the worker; running operations fail with ClosedError. May be repeated."""
         if os.getpid() != self._process_id:
             return
         with self._lock:
@@ -164,7 +164,7 @@ class Worker:
                     parts = [] if self._is_stopping else self._plan()
                     if self._is_stopping:
                         for operation in list(self._running):
-                            self._fail(operation, CancelledError("the engine was closed"))
+                            self._fail(operation, ClosedError("the engine was closed"))
                 if parts:
                     self._step(parts)
                 with self._lock:

@@ -44,6 +44,8 @@ class AnswerSetup:
         Metadata conditions for every search.
     clock : callable
         Monotonic seconds.
+    started : float
+        When the answer was asked for, by that clock; ``deadline_ms`` counts from there.
     method, method_options : str, Mapping
         Name of the method that writes the answer, and its own options, see
         :mod:`flarecore.methods`.
@@ -61,6 +63,7 @@ class AnswerSetup:
     scope: str | None
     filter: Mapping[str, Any] | None
     clock: Callable[[], float]
+    started: float
     method: str = "flare"
     method_options: Mapping[str, Any] = field(default_factory=dict)
     reserved: Reserved | None = None

@@ -6,6 +6,7 @@ token ids throughout: accepted ids are never encoded again.
 
 from __future__ import annotations
 
+from flarecore.callables import call_option
 from flarecore.errors import ConfigError, DeadlineExceeded, FlarecoreError
 from flarecore.events import (
     DraftFinished,
@@ -51,7 +52,7 @@ class AnswerLoop:
             question=setup.prompt.question_text, scope=setup.scope,
             prompt_token_ids=setup.prompt.token_ids, placement=setup.config.placement,
             clock=setup.clock, method=setup.method, method_options=setup.method_options)
-        deadline = Deadline(setup.config.deadline_ms, setup.clock)
+        deadline = Deadline(setup.config.deadline_ms, setup.clock, setup.started)
         self._lineages = Lineages(setup.engine, setup.reserved)
         self._decode = DecodePass(setup, self._record, deadline, self._lineages)
         self._queries = QueryMaker(
@@ -64,6 +65,7 @@ class AnswerLoop:
         self._index = 0
         self._placed: Placed | None = None
         self._step: SentenceStep | None = None
+        self._ended: FlareResult | None = None
 
     def run(self) -> Steps[FlareResult]:
         """The loop: yields effects, returns the result.
@@ -74,19 +76,22 @@ class AnswerLoop:
             What ended the answer early; its attribute ``partial`` holds the
             :class:`FlareResult` up to the last accepted sentence.
         """
+        self._record.clock.resume()
         try:
             try:
                 reason = yield from self._write()
             except DeadlineExceeded:
-                reason = "deadline"
-                self._abandon(reason)
+                reason = yield from self._end_at_deadline()
             return (yield from self._finish(reason))
         except FlarecoreError as error:
-            self._abandon("error")
-            error.partial = self._result("error")
+            error.partial = self._ended = self._record.result("error", self._step)
             raise
         finally:
             self._lineages.close()
+
+    def partial(self) -> FlareResult:
+        """The answer so far, as of one that is cancelled now; how it ended, if it has."""
+        return self._ended or self._record.result("cancelled", self._step)
 
     def _write(self) -> Steps[str]:
         """Writes sentences until there is a reason to stop."""
@@ -105,7 +110,7 @@ class AnswerLoop:
         """What the gate says about the question."""
         gate, question = self._config.gate, self._setup.prompt.question_text
         if callable(gate):
-            gate = gate(question)
+            gate = call_option("gate", gate, question)
         if gate not in ("never", "always", None):
             raise ConfigError(
                 f"gate: the callable must return 'never', 'always' or None, got {gate!r}")
@@ -249,6 +254,17 @@ class AnswerLoop:
                 return token_ids[:position]
         return token_ids
 
+    def _end_at_deadline(self) -> Steps[str]:
+        """Drops the sentence at work, or accepts it, as ``deadline_policy`` says."""
+        step = self._step
+        keeps = self._config.deadline_policy == "accept_draft"
+        if step is None or not keeps or step.current.is_cut or step.current.is_empty:
+            self._abandon("deadline")
+        else:
+            step.unsupported_because = "deadline"
+            yield from self._end_sentence(step, "accept")
+        return "deadline"
+
     def _abandon(self, reason: str) -> None:
         """Records the sentence at work as one that the answer ended without."""
         if self._step is not None:
@@ -263,10 +279,6 @@ class AnswerLoop:
             event = SentenceAccepted(self._index, remainder, (), "remainder", None, ())
             self._record.accepted.append(event)
             yield from self._record.emit(event)
-        result = self._result(reason)
+        result = self._ended = self._record.result(reason)
         yield from self._record.emit(Finished(result.text, reason, result.stats))
         return result
-
-    def _result(self, reason: str) -> FlareResult:
-        token_ids = tuple(i for event in self._record.accepted for i in event.token_ids)
-        return self._record.result(self._text.text, token_ids, reason)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from typing import Any, Generic, TypeVar
 
-from flarecore.errors import DeadlineExceeded, RetrievalError
+from flarecore.errors import CancelledError, DeadlineExceeded, RetrievalError
 from flarecore.events import Event
 from flarecore.loop.effects import EmitEvent, Pause, RunOperation, RunOperations, RunSearch, Steps
 from flarecore.loop.interfaces import OperationLike
@@ -110,15 +110,17 @@ def _search(retriever: Retriever | None, effect: RunSearch) -> list[list[Passage
     assert retriever is not None, "Flare refuses options that search without a retriever"
     try:
         return retriever.search(list(effect.queries), effect.k, effect.filter)
+    except CancelledError:
+        raise
     except Exception as error:
-        raise _retrieval_error(retriever, effect, error) from error
+        raise _retrieval_error(retriever, "search", effect, error) from error
 
 
 def _retrieval_error(
-    retriever: Retriever, effect: RunSearch, error: Exception
+    retriever: Retriever, method: str, effect: RunSearch, error: Exception
 ) -> RetrievalError:
     return RetrievalError(
-        f"{type(retriever).__name__}.search raised {type(error).__name__}: {error} (queries "
+        f"{type(retriever).__name__}.{method} raised {type(error).__name__}: {error} (queries "
         f"{list(effect.queries)!r}, k {effect.k}, filter {effect.filter!r}); the answer so far is "
         "in the error's attribute 'partial'")
 
@@ -196,6 +198,8 @@ async def _asearch(asearch: Any, retriever: Retriever, effect: RunSearch) -> lis
     try:
         found: list[list[Passage]] = await asearch(
             list(effect.queries), effect.k, effect.filter)
+    except CancelledError:
+        raise
     except Exception as error:
-        raise _retrieval_error(retriever, effect, error) from error
+        raise _retrieval_error(retriever, "asearch", effect, error) from error
     return found

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from flarecore.callables import call_option
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
 from flarecore.loop.asking import Asker
@@ -72,7 +73,7 @@ class QueryMaker:
         """The query for a text of the answer, by the application, or of the text itself."""
         kind = self._config.query
         if callable(kind):
-            query = self._finish(_texts(kind(candidate)), "callable", None)
+            query = self._finish(_texts(call_option("query", kind, candidate)), "callable", None)
         else:
             query = self._from_text(candidate, kind)
         return self._or_question(query)
@@ -88,6 +89,8 @@ class QueryMaker:
         ------
         ConfigError
             A callable returned something else than text.
+        CallbackError
+            It raised.
         """
         kind = self._config.query
         if callable(kind) or kind in ("mask", "sentence"):

@@ -142,17 +142,23 @@ class Recorder:
 
     def stats(self) -> FlareStats:
         """Counts and times up to now."""
-        self.clock.enter("other")
         return add_counts(
-            self._counts, **{f"{phase}_ms": ms for phase, ms in self.clock.ms.items()})
+            self._counts, **{f"{phase}_ms": ms for phase, ms in self.clock.so_far().items()})
 
-    def result(self, text: str, token_ids: tuple[int, ...], stop_reason: str) -> FlareResult:
-        """The answer with its trace."""
+    def result(self, stop_reason: str, at_work: SentenceStep | None = None) -> FlareResult:
+        """The answer so far with its trace; changes nothing, and so can be asked at any time.
+
+        `at_work` is a sentence that is not accepted: the trace ends with it.
+        """
+        accepted = tuple(self.accepted)
+        text = "".join(event.text for event in accepted)
+        left = () if at_work is None else (at_work.trace("nothing", stop_reason),)
         trace = Trace(
             **self._fixed, gate=self.gate, initial_retrieval=self.initial_retrieval,
-            sentences=tuple(self.sentences), text=text, stop_reason=stop_reason,
+            sentences=(*self.sentences, *left), text=text, stop_reason=stop_reason,
             stats=self.stats())
-        return FlareResult(text, tuple(self.accepted), token_ids, stop_reason, trace)
+        token_ids = tuple(token_id for event in accepted for token_id in event.token_ids)
+        return FlareResult(text, accepted, token_ids, stop_reason, trace)
 
 
 def operation_counts(

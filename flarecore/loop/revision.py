@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flarecore.callables import call_option
 from flarecore.errors import ConfigError
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.decoding import DecodePass
@@ -92,7 +93,8 @@ class Revision:
         """The no-evidence policy's verdict; None stands for the initial retrieval."""
         policy = self._config.no_evidence
         if callable(policy):
-            policy = policy(None if current is None else current.candidate)
+            policy = call_option(
+                "no_evidence", policy, None if current is None else current.candidate)
         verdicts = {"accept_draft": "accept", "omit": "omit", "stop": "stop"}
         if not isinstance(policy, str) or policy not in verdicts:
             raise ConfigError(

@@ -10,7 +10,7 @@ __all__ = ["Deadline", "PhaseClock"]
 
 
 class PhaseClock:
-    """Wall time by phase. What passes while it is paused belongs to none.
+    """Wall time by phase. What passes while it is paused, as it is at first, belongs to none.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ class PhaseClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._phase = "other"
-        self._since: float | None = clock()
+        self._since: float | None = None
         self.ms = {"draft": 0.0, "query": 0.0, "retrieve": 0.0, "regenerate": 0.0, "other": 0.0}
 
     def enter(self, phase: str) -> float:
@@ -41,6 +41,13 @@ class PhaseClock:
         """Goes on with the phase that was paused."""
         self._since = self._clock()
 
+    def so_far(self) -> dict[str, float]:
+        """Milliseconds by phase, those of the running one up to now."""
+        ms, since = dict(self.ms), self._since
+        if since is not None:
+            ms[self._phase] += (self._clock() - since) * 1000.0
+        return ms
+
 
 class Deadline:
     """How long an answer may still take.
@@ -48,15 +55,19 @@ class Deadline:
     Parameters
     ----------
     limit_ms : float or None
-        From now on; None is no limit.
+        From `started` on; None is no limit.
     clock : callable
         Monotonic seconds.
+    started : float
+        When the answer was asked for, by that clock.
     """
 
-    def __init__(self, limit_ms: float | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, limit_ms: float | None, clock: Callable[[], float], started: float
+    ) -> None:
         self._limit_ms = limit_ms
         self._clock = clock
-        self._started = clock()
+        self._started = started
 
     def remaining_ms(self) -> float | None:
         """What is left; None without a limit.

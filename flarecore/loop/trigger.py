@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from flarecore.callables import call_option
 from flarecore.config import FlareConfig
 from flarecore.config_checks import THETA_TRIGGERS
 from flarecore.errors import ConfigError
@@ -56,6 +57,8 @@ def judge(candidate: Candidate, config: FlareConfig, *, is_draft: bool) -> Judge
     ------
     ConfigError
         A callable returned something else than a bool.
+    CallbackError
+        A callable raised.
     """
     counted = _counted_tokens(candidate, config)
     low = counted & _below_theta(candidate.probs, config)
@@ -107,7 +110,7 @@ def _counted_tokens(candidate: Candidate, config: FlareConfig) -> Flags:
 def _triggers(candidate: Candidate, config: FlareConfig, low: Flags, counted: Flags) -> bool:
     trigger = config.trigger
     if callable(trigger):
-        return _bool("trigger", trigger(candidate))
+        return _bool("trigger", call_option("trigger", trigger, candidate))
     if trigger == "never":
         return False
     # θ = 1 means always, also where a confidence rounds to 1.
@@ -157,7 +160,7 @@ def _holds(name: str, candidate: Candidate, config: FlareConfig) -> RuleTrace | 
     if isinstance(rule, DraftRule):
         hit = rule.find(candidate.text)
         return None if hit is None else RuleTrace(name, hit.kind, hit.entry, hit.text)
-    if rule is not None and _bool(name, rule(candidate)):
+    if rule is not None and _bool(name, call_option(name, rule, candidate)):
         return RuleTrace(name, "callable", getattr(rule, "__name__", type(rule).__name__), "")
     return None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flarecore.config import FlareConfig
 from flarecore.errors import ConfigError
@@ -19,7 +20,10 @@ from flarecore.methods.registry import METHODS
 from flarecore.methods.spec import MethodSpec
 from flarecore.retrieval.passage import Retriever
 from flarecore.templates import PromptTemplate
-from flarecore.validation import check_choice
+from flarecore.validation import check_choice, unknown_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Method", "make_method"]
 
@@ -56,12 +60,28 @@ class Method(Flare):
             raise ConfigError(f"config must be a FlareConfig, got {type(config).__name__}")
         self.spec = spec
         self._own = spec.own_options(own)
-        super().__init__(engine, retriever, spec.configured(config, self._own), clock=clock)
-        if spec.head is not None:
-            template = self._prompts.template
-            self._instructed = PromptBuilder(engine.tokenizer, dataclasses.replace(
-                template, head=spec.head(template.head, self._own)))
+        super().__init__(engine, retriever, config, clock=clock)
         self._prepared = {} if spec.prepare is None else spec.prepare(engine.tokenizer)
+
+    def _configure(self, config: FlareConfig) -> None:
+        super()._configure(self.spec.configured(config, self._own))
+        self._given = config
+        if self.spec.head is not None:
+            template = self._prompts.template
+            self._instructed = PromptBuilder(self._engine.tokenizer, dataclasses.replace(
+                template, head=self.spec.head(template.head, self._own)))
+
+    def replace(self, **changes: Any) -> Self:
+        """As :meth:`flarecore.Flare.replace`; `changes` may be the method's own options, too."""
+        known = {*self.spec.own, *(f.name for f in dataclasses.fields(FlareConfig))}
+        if unknown := changes.keys() - known:
+            raise unknown_name(
+                f"method {self.name!r}", unknown, {*self.spec.own, *self.spec.options})
+        own = {name: changes.pop(name) for name in self.spec.own if name in changes}
+        other = copy.copy(self)
+        other._own = self.spec.own_options(self._own | own)
+        other._configure(dataclasses.replace(self._given, **changes))
+        return other
 
     @property
     def name(self) -> str:

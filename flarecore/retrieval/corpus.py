@@ -11,6 +11,7 @@ from typing import Any
 from flarecore.errors import ConfigError
 from flarecore.retrieval.chunking import Section, markdown_sections, split_text
 from flarecore.retrieval.passage import Passage, Progress
+from flarecore.validation import check_path
 from flarecore.wording import system_reason
 
 __all__ = ["read_passages"]
@@ -53,7 +54,7 @@ def read_passages(
         The path is missing, holds nothing readable, is not UTF-8, or a line is no passage; an id
         occurs twice. Names file and line.
     """
-    root = Path(path)
+    root = Path(check_path("path", path))
     split_text("", max_words=max_words, overlap=overlap)  # wrong sizes fail before any reading
     files = _find_files(root)
     total = sum(size for _, _, size in files)

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from flarecore.errors import IndexFileError
 from flarecore.retrieval.passage import Passage
+from flarecore.validation import check_path
 from flarecore.whole_file import open_whole
 from flarecore.wording import system_reason
 
@@ -179,7 +180,7 @@ def read_index_file(path: str | os.PathLike[str], *, header_only: bool = False) 
     IndexFileError
         Missing, of another kind or version, cut off, or damaged anywhere.
     """
-    source = Path(path)
+    source = Path(check_path("the path of an index", path))
     try:
         with open(source, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -45,6 +46,11 @@ class Passage:
         Set by the retriever on results: higher is better (cosine similarity for dense retrievers).
     metadata : Mapping of str to JSON value
         What filters look at; kept as given by save and load.
+
+    Raises
+    ------
+    ConfigError
+        `id`, `text` or `title` is no string, or `metadata` no mapping.
     """
 
     id: str
@@ -52,6 +58,15 @@ class Passage:
     title: str = ""
     score: float = 0.0
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in ("id", "text", "title"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(
+                    f"Passage.{name} must be a string, got {type(getattr(self, name)).__name__}")
+        if not isinstance(self.metadata, Mapping):
+            raise ConfigError(
+                f"Passage.metadata must map names to values, got {type(self.metadata).__name__}")
 
     def with_score(self, score: float) -> Passage:
         """The same passage with another score."""
@@ -175,6 +190,11 @@ def check_results(results: object, num_queries: int, k: int) -> list[list[Passag
         Another number of lists than queries, a list longer than `k`, or an item that is no
         :class:`Passage` with a text, an id and a finite score.
     """
+    if inspect.iscoroutine(results):
+        results.close()  # nobody will await it
+        raise RetrievalError(
+            "retriever: search returned a coroutine; an async method must be called asearch, "
+            "beside a plain search")
     if not isinstance(results, (list, tuple)):
         raise RetrievalError(
             f"retriever: search must return a list of lists of Passage, got "

@@ -45,6 +45,7 @@ _REASONS = {
     "no_evidence": "no evidence was found",
     "no_progress": "the engine wrote nothing",
     "error": "an error ended it",
+    "cancelled": "it was cancelled",
 }
 
 
