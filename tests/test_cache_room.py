@@ -118,7 +118,7 @@ class Answer:
     def __init__(self, engine, needed, limit_ms=None):
         self.engine, self.needed, self.held = engine, needed, 0
         self.room = CacheRoom(engine, self.give_back)
-        self.steps = self.room.run(self.part, Deadline(limit_ms, time.monotonic))
+        self.steps = self.room.run(self.part, Deadline(limit_ms, time.monotonic, time.monotonic()))
 
     def part(self):
         self.room.enter()
@@ -175,12 +175,12 @@ def test_one_that_waits_holds_nothing_and_goes_on_when_more_is_free():
     assert not other.waits()
     assert not growing.waits()
     growing.needed = 6
-    growing.steps = growing.room.run(growing.part, Deadline(None, time.monotonic))
+    growing.steps = growing.room.run(growing.part, Deadline(None, time.monotonic, time.monotonic()))
     assert growing.held == 5
     assert not growing.waits(), "6 were free once it had given back its own 5"
     growing.give_back()
     growing.needed = 7
-    growing.steps = growing.room.run(growing.part, Deadline(None, time.monotonic))
+    growing.steps = growing.room.run(growing.part, Deadline(None, time.monotonic, time.monotonic()))
     assert growing.waits()
     assert growing.waits()
     assert growing.held == 0
