@@ -63,18 +63,26 @@ class RecordedGraph:
         return None
 
 
-def record_graphs(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a decode runner use graphs: recorded ones where there is no device."""
-    runner.use_graphs = True
+def verification_of(engine: Engine) -> Any:
+    return core_of(engine)._setup.stepper.verification
+
+
+def record_graphs(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes an engine use graphs: recorded ones where there is no device."""
+    captured = (runner_of(engine), "_steps"), (verification_of(engine), "_pass")
+    for owner, _ in captured:
+        owner.use_graphs = True
     if DEVICE != "cpu":
         return
-    steps = runner._steps
 
     @contextlib.contextmanager
     def capture(graph: RecordedGraph, **options: object) -> Iterator[None]:
-        runner._steps = lambda *args: graph.calls.append(functools.partial(steps, *args))
-        yield
-        runner._steps = steps
+        with monkeypatch.context() as patch:
+            for owner, name in captured:
+                call = getattr(owner, name)
+                patch.setattr(owner, name, lambda *args, call=call: graph.calls.append(
+                    functools.partial(call, *args)))
+            yield
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     monkeypatch.setattr(torch.cuda, "graph", capture)

@@ -71,7 +71,7 @@ def test_graphs_replay_what_was_captured(model, plain, monkeypatch):
     """Whole replays: rows that are to do less halt, and a capture over padding leaves no trace."""
     with gpu_engine(model) as engine:
         runner = runner_of(engine)
-        record_graphs(runner, monkeypatch)
+        record_graphs(engine, monkeypatch)
         with engine.sequence(IDS) as first, engine.sequence(IDS) as second:
             operations = [first.decode_async(10, **SAMPLED), second.decode_async(3, **SAMPLED)]
             long, short = (operation.result() for operation in operations)

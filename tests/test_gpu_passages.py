@@ -164,7 +164,7 @@ def test_graphs_replay_with_passages(model, monkeypatch):
         wanted = story(engine)
     with gpu_engine(model, gpu=runs) as engine:
         runner = runner_of(engine)
-        record_graphs(runner, monkeypatch)
+        record_graphs(engine, monkeypatch)
         assert story(engine) == wanted
         assert {variant.width for bucket in runner._buckets.values()
                 for _, variant in bucket.graphs} == {0, 32}

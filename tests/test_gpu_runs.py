@@ -89,7 +89,7 @@ def test_penalty_and_bias_move_on_with_a_run(model, graphs, monkeypatch):
     for gpu in ({"steps_per_run": 1}, {}):
         with gpu_engine(model, gpu=gpu) as engine:
             if graphs:
-                record_graphs(runner_of(engine), monkeypatch)
+                record_graphs(engine, monkeypatch)
             sequences = [engine.sequence(random_ids(6, seed=i)) for i in range(len(settings))]
             before = waits(engine)
             alone = sequences[0].fork().decode(5, sampling=settings[0], **options)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import types
 
 import torch
 import triton
@@ -23,10 +24,11 @@ from flarecore.gpu.device import load_kernels
 from flarecore.gpu.device_ops import TorchOps
 from flarecore.gpu.forward import Forward, KvTensors
 from flarecore.gpu.fused_sampler import TritonSampler
+from flarecore.gpu.pass_rows import make_rows
 from flarecore.gpu.passages import PassageView
 from flarecore.gpu.row_sampling import RowSettings
 from flarecore.gpu.run_bucket import RunRequest
-from flarecore.gpu.stepper import make_rows
+from flarecore.gpu.verification import VerificationRunner
 
 PLAIN = RowSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, stream=0,
                     repetition_penalty=1.0, logit_bias={})
@@ -46,6 +48,14 @@ class MadeUpDevice:
 
     def get_current_stream(self, device):
         return 0
+
+
+class MadeUpGraphs:
+    """Launches what would be captured, over padding."""
+
+    def capture(self, prepare, work):
+        prepare()
+        return types.SimpleNamespace(replay=work)
 
 
 def record_variants() -> list[str]:
@@ -81,8 +91,11 @@ def passes(forward: Forward, runner: DecodeRunner):
         yield (f"run, {name}", lambda s=settings: run(s, 1),
                [lambda n=n, p=p, s=settings: run(s, n, p)
                 for n, p in ((1, 31), (2, 300), (33, 511), (64, 300))])
+    captured = VerificationRunner(forward, MadeUpGraphs(), use_graphs=True)
     yield ("verification", lambda: forward.decode(rows(1)),
-           [lambda n=n: forward.decode(rows(n, 45)) for n in (1, 2, 5, 16, 17, 64)])
+           [lambda n=n: forward.decode(rows(n, 45)) for n in (1, 2, 5, 16, 17, 64)]
+           + [lambda n=n, s=s: captured.launch([(p, [7] * n, range(20)) for p in range(s)])
+              for n, s in ((1, 1), (16, 1), (3, 5), (5, 7), (16, 4))])
     yield ("short prefill", lambda: forward.prefill(rows(20)),
            [lambda n=n: forward.prefill(rows(n, 40)) for n in (1, 15, 16, 33, 64)])
     yield ("long prefill", lambda: forward.prefill(rows(65)),

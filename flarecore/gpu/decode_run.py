@@ -15,13 +15,12 @@ tensors.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from flarecore.gpu.captures import Captures
 from flarecore.gpu.forward import Forward
 from flarecore.gpu.fused_sampler import FusedSampler
 from flarecore.gpu.passages import bucket_width
@@ -29,11 +28,7 @@ from flarecore.gpu.run_adjustments import RunAdjustments
 from flarecore.gpu.run_bucket import RunBucket, RunRequest, RunResult, StepVariant
 from flarecore.gpu.token_flags import TokenFlagTable
 
-__all__ = ["DecodeRun", "DecodeRunner", "capture_lock"]
-
-# One capture at a time in a process, as torch demands, and no synchronisation of the device beside
-# it by another engine's thread, which would break it.
-capture_lock = threading.Lock()
+__all__ = ["DecodeRun", "DecodeRunner"]
 
 
 class DecodeRun:
@@ -118,6 +113,8 @@ class DecodeRunner:
 
     Attributes
     ----------
+    captures
+        Of the engine's graphs, also of others than those of runs.
     num_captures, num_replays
         Graphs captured and replays queued so far (without graphs: series of direct calls).
     """
@@ -132,12 +129,12 @@ class DecodeRunner:
         self.steps_per_run = steps_per_run
         self.use_graphs = use_graphs
         self.is_cuda = forward.device.type == "cuda"
+        self.captures = Captures(forward.device)
         self.num_captures = 0
         self.num_replays = 0
         self._adjustments = RunAdjustments(
             forward.max_decode_rows, forward.shape.vocab_size, forward.device)
         self._buckets: dict[int, RunBucket] = {}
-        self._pool: Any = None
 
     def launch(self, requests: Sequence[RunRequest]) -> DecodeRun:
         """Begins a run of at most the engine's rows. One at a time."""
@@ -210,27 +207,15 @@ class DecodeRunner:
     def _graph(self, bucket: RunBucket, steps: int, variant: StepVariant) -> Any:
         key = (steps, variant)
         graph = bucket.graphs.get(key)
-        if graph is not None:
-            return graph
-        # Back to the stream of now even if a capture fails: torch would leave its own one in place.
-        stream = torch.cuda.stream(torch.cuda.current_stream()) if self.is_cuda else (
-            contextlib.nullcontext())
-        with capture_lock, stream:
-            graph = self._captured(bucket, steps, variant)
-        bucket.graphs[key] = graph
+        if graph is None:
+            graph = self.captures.capture(lambda: self._step_over_padding(bucket, variant),
+                                          lambda: self._steps(bucket, steps, variant))
+            bucket.graphs[key] = graph
+            self.num_captures += 1
         return graph
 
-    def _captured(self, bucket: RunBucket, steps: int, variant: StepVariant) -> Any:
-        # Padding rows change nothing, so everything can be compiled and captured over them.
+    def _step_over_padding(self, bucket: RunBucket, variant: StepVariant) -> None:
         bucket.clear()
         bucket.set_views(variant.width, ())
         bucket.upload()
         self._step(bucket, variant)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: only this one's calls are watched.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._steps(bucket, steps, variant)
-        self._pool = graph.pool()
-        self.num_captures += 1
-        return graph

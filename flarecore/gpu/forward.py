@@ -191,6 +191,10 @@ class Forward:
         self.products.decode(hidden, self.weights.head, self._logits, num_rows)
         return self._logits[:num_rows]
 
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """Where :meth:`decode` leaves so many: the same memory in every pass."""
+        return self._logits[:num_rows]
+
     def prefill(self, rows: Rows) -> None:
         """Leaves the keys and values of prefill rows of one sequence in the cache."""
         self._layers(rows, is_prefill=True)

@@ -22,8 +22,8 @@ class GpuOptions:
     Parameters
     ----------
     graphs : bool
-        Decode in captured CUDA graphs; False launches every kernel by itself (the slow twin). On
-        CPU tensors there are none in any case.
+        Decode and verify in captured CUDA graphs; False launches every kernel by itself (the slow
+        twin). On CPU tensors there are none in any case.
     steps_per_replay : int
         Decode steps of one graph. The device stops a sequence by itself where a sentence may have
         ended; steps of the replay that are left then are lost.

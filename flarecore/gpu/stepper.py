@@ -8,75 +8,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from flarecore.gpu.decode_run import DecodeRun, DecodeRunner, capture_lock
-from flarecore.gpu.device import load_kernels
-from flarecore.gpu.forward import Forward, Rows
-from flarecore.gpu.mirrored import Mirrored
-from flarecore.gpu.passages import PassageView, bucket_width, fill_table, table_fields
+from flarecore.gpu.captures import capture_lock
+from flarecore.gpu.decode_run import DecodeRun, DecodeRunner
+from flarecore.gpu.forward import Forward
+from flarecore.gpu.pass_rows import make_rows
 from flarecore.gpu.row_sampling import RowSampler
 from flarecore.gpu.run_bucket import RunResult
 from flarecore.gpu.state import Sampled, StepPart
+from flarecore.gpu.verification import VerificationRunner
 
-__all__ = ["Stepper", "make_rows"]
+__all__ = ["Stepper"]
 
 # Triton's interpreter patches its own modules while a kernel runs: one thread at a time.
 _interpreter_lock = threading.Lock()
-
-
-def make_rows(
-    segments: Sequence[tuple[int, Sequence[int], Sequence[int]]], forward: Forward,
-    num_unread: Sequence[int] = (), views: Sequence[PassageView | None] = ()
-) -> Rows:
-    """Rows on the device of (position of the first token, token ids, blocks) per sequence.
-
-    `num_unread`: how many rows of each come before those whose logits are wanted. `views`: what
-    each reserves and sees besides.
-    """
-    counts = [len(ids) for _, ids, _ in segments]
-    num_rows, num_sequences = sum(counts), len(segments)
-    width = max(len(blocks) for _, _, blocks in segments)
-    fields = Mirrored({
-        "token_ids": (np.int32, (num_rows,)), "positions": (np.int32, (num_rows,)),
-        "table_rows": (np.int32, (num_rows,)), "query_begin": (np.int32, (num_sequences + 1,)),
-        "block_table": (np.int32, (num_sequences, width)),
-        "logit_rows": (np.int32, (num_rows - sum(num_unread),))}, forward.device)
-    host = fields.host
-    host["query_begin"][1:] = np.cumsum(counts)
-    host["block_table"][:] = -1
-    begin = 0
-    wanted: list[int] = []
-    for index, (position, ids, blocks) in enumerate(segments):
-        rows = slice(begin, begin + len(ids))
-        if num_unread:
-            wanted += range(begin + num_unread[index], begin + len(ids))
-        host["token_ids"][rows] = ids
-        host["positions"][rows] = np.arange(position, position + len(ids))
-        host["table_rows"][rows] = index
-        host["block_table"][index, : len(blocks)] = blocks
-        begin += len(ids)
-    is_gathered = len(wanted) < num_rows and bool(num_unread)
-    if is_gathered:
-        host["logit_rows"][:] = wanted
-    fields.upload()
-    logit_rows = fields.device.pop("logit_rows")
-    longest = max(position + len(ids) for position, ids, _ in segments)
-    return Rows(**fields.device, max_query_rows=max(counts),
-                max_context=forward.context_bucket(longest),
-                logit_rows=logit_rows if is_gathered else None,
-                passages=_passage_table(views, forward))
-
-
-def _passage_table(views: Sequence[PassageView | None], forward: Forward) -> Any:
-    width = bucket_width(views)
-    if not width:
-        return None
-    table = Mirrored(table_fields(len(views), width), forward.device)
-    fill_table(table, views)
-    table.upload()
-    return load_kernels().attention.PassageTable(**table.device)
 
 
 class Stepper:
@@ -97,6 +43,8 @@ class Stepper:
                  *, is_deterministic: bool) -> None:
         self.forward = forward
         self.runner = runner
+        self.verification = VerificationRunner(forward, runner.captures,
+                                               use_graphs=runner.use_graphs)
         self.sampler = sampler
         self.copy_blocks = forward.kv.copy_blocks
         self.num_waits = 0
@@ -173,15 +121,14 @@ class Stepper:
         """Queues the pass; what is returned reads its results after a synchronise."""
         if not parts:
             return dict
-        rows = make_rows(
+        logits = self.verification.launch(
             [(part.row_position, part.row_ids, part.operation.sequence.kv.blocks)
-             for part in parts], self.forward, [part.num_unread for part in parts],
+             for part in parts], [part.num_unread for part in parts],
             [part.operation.sequence.kv.view for part in parts])
         requests = [request for part in parts for request in part.row_requests]
         if not requests:  # nothing but held tokens whose keys and values were missing
-            self.forward.decode(rows, with_logits=False)
             return dict
-        logits = self.forward.decode(rows)
+        # Behind the pass and not within its graph: queued while the device is at work on that.
         state = self.sampler.launch(logits, requests)
 
         def finish() -> dict[int, list[Sampled]]:

@@ -110,23 +110,32 @@ class EngineChecks:
             return f"off by at most {worst:.1e}; greedy {same}/{self.num_tokens} tokens equal"
 
     @contextlib.contextmanager
-    def warm_engine(self) -> Iterator[Engine]:
+    def warm_engine(self, gpu: GpuOptions | None = None) -> Iterator[Engine]:
         """One that holds the prompt already: every later prefill of it is cut the same way."""
-        with self.engine() as engine:
+        with self.engine(gpu=gpu) as engine:
             engine.sequence(self.prompt).close()
             yield engine
 
     def speculation(self) -> str:
-        with self.warm_engine() as engine:
-            plain = self.decode(engine)
-            half = list(plain.token_ids)
-            half[self.num_tokens // 2] = (half[self.num_tokens // 2] + 1) % 200
-            right = self.decode(engine, proposal=plain.token_ids)
-            other = self.decode(engine, proposal=half, lookup=plain.token_ids)
-            _require_equal([_bits(d) for d in (plain, right, other)], "speculation")
-            if right.stats.num_accepted < self.num_tokens - 2:
-                raise AssertionError(f"only {right.stats.num_accepted} proposed tokens accepted")
-            return f"{right.stats.num_accepted} accepted in {right.stats.num_steps} steps"
+        """Of one sequence and of three at once, verified in graphs and by direct launches."""
+        found = []
+        for graphs in (True,) if self.is_quick else (True, False):
+            with (self.warm_engine(GpuOptions(graphs=graphs, max_batch_rows=64)) as engine,
+                  contextlib.ExitStack() as stack):
+                plain = self.decode(engine)
+                half = list(plain.token_ids)
+                half[self.num_tokens // 2] = (half[self.num_tokens // 2] + 1) % 200
+                right = self.decode(engine, proposal=plain.token_ids)
+                other = self.decode(engine, proposal=half, lookup=plain.token_ids)
+                sequences = [stack.enter_context(engine.sequence(self.prompt)) for _ in range(3)]
+                running = [s.decode_async(self.num_tokens, proposal=half, **_DECODE)
+                           for s in sequences]
+                found += [plain, right, other, *(operation.result() for operation in running)]
+                if right.stats.num_accepted < self.num_tokens - 2:
+                    raise AssertionError(
+                        f"only {right.stats.num_accepted} proposed tokens accepted")
+        _require_equal([_bits(decoded) for decoded in found], "speculation")
+        return f"{right.stats.num_accepted} accepted in {right.stats.num_steps} steps"
 
     def company(self) -> str:
         with self.warm_engine() as engine:

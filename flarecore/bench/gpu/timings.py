@@ -20,16 +20,19 @@ from flarecore.bench.gpu.sampler_timings import measure_samplers
 from flarecore.bench.gpu.shapes import SHAPES, random_weights
 from flarecore.bench.gpu.timers import in_graph_us, time_us
 from flarecore.engine import Engine
+from flarecore.gpu.adjustments import Adjuster
+from flarecore.gpu.captures import Captures
 from flarecore.gpu.decode_run import DecodeRunner
 from flarecore.gpu.device_ops import choose_ops
 from flarecore.gpu.forward import Forward, KvTensors
 from flarecore.gpu.fused_sampler import choose_sampler
 from flarecore.gpu.kv_cache import blocks_for
 from flarecore.gpu.options import GpuOptions
-from flarecore.gpu.row_sampling import RowSettings
+from flarecore.gpu.pass_rows import Segment, make_rows
+from flarecore.gpu.row_sampling import RowRequest, RowSampler, RowSettings
 from flarecore.gpu.run_bucket import RunRequest
 from flarecore.gpu.shape import DecoderShape
-from flarecore.gpu.stepper import make_rows
+from flarecore.gpu.verification import VerificationRunner
 from flarecore.model import Model
 
 __all__ = ["measure_engine", "measure_limits", "measure_samplers", "measure_shape"]
@@ -125,13 +128,32 @@ class ShapeCase:
 
         return time_us(run, self.settings, repeats=9) / num_steps
 
-    def verify_us(self, num_rows: int, *, is_captured: bool = True) -> float:
+    def _proposal(self, num_rows: int) -> Segment:
         context = _CONTEXT if self.settings.is_cuda else 32
-        rows = make_rows([(context, [7] * num_rows, range(blocks_for(context + num_rows)))],
-                         self.forward)
-        if not is_captured:
-            return time_us(lambda: self.forward.decode(rows), self.settings)
+        return context, [7] * num_rows, range(blocks_for(context + num_rows))
+
+    def verify_us(self, num_rows: int) -> float:
+        """The pass without the sampler, one of several within a graph."""
+        rows = make_rows([self._proposal(num_rows)], self.forward)
         return in_graph_us(lambda: self.forward.decode(rows), self.settings, calls=4)
+
+    def launched_verify_us(self, num_rows: int, *, use_graphs: bool) -> float:
+        """From rows on the host to what is sampled of them there, as a step of the engine."""
+        device = self._flags.device
+        passes = VerificationRunner(self.forward, Captures(device),
+                                    use_graphs=use_graphs and self.settings.is_cuda)
+        sampler = RowSampler(
+            choose_sampler("fused", self._flags, 64), device,
+            Adjuster(self.kv.ops, 64, self.shape.vocab_size, device), use_reference=False)
+        proposal = self._proposal(num_rows)
+        requests = [RowRequest(proposal[0] + i, _GREEDY) for i in range(num_rows)]
+
+        def verify() -> None:
+            sampler.launch(passes.launch([proposal]), requests)
+            if self.settings.is_cuda:
+                torch.cuda.synchronize()
+
+        return time_us(verify, self.settings)
 
     def prefill_us(self) -> float:
         num_rows = self.prefill_rows
@@ -176,9 +198,12 @@ def measure_shape(report: Report, name: str, limits: Limits, quantize: str | Non
     for num_rows in (1, 16):
         report.measure(section, f"verification of {num_rows} rows", "us",
                        functools.partial(case.verify_us, num_rows))
-    # The engine captures its runs only: what it launches one by one may wait for the host.
-    report.measure(section, "  of 16 rows as the engine launches them", "us",
-                   functools.partial(case.verify_us, 16, is_captured=False))
+    # Up to what is sampled being on the host: the engine fills in the rows and replays a graph.
+    # One by one (GpuOptions(graphs=False)) the device may wait for the host before every launch.
+    for title, use_graphs in (("as the engine launches them", True),
+                              ("launched one by one", False)):
+        report.measure(section, f"  of 16 rows {title}", "us", functools.partial(
+            case.launched_verify_us, 16, use_graphs=use_graphs))
 
     def prefill() -> tuple[float, str]:
         seconds = case.prefill_us() * 1e-6
