@@ -17,7 +17,8 @@ _EXPORTS = {
     "flarecore.errors": [
         "CancelledError", "ConfigError", "ContextOverflowError", "DeadlineExceeded",
         "FlarecoreError", "IndexFileError", "ModelFileError", "OutOfBlocksError",
-        "PassageFileError", "RetrievalError", "SequenceBusyError", "UnsupportedError"],
+        "PassageFileError", "RetrievalError", "RetrievalWarning", "SequenceBusyError",
+        "UnsupportedError"],
     "flarecore.events": [
         "DraftFinished", "DraftStarted", "Finished", "RetrievalFinished", "RetrievalStarted",
         "SentenceAccepted"],
@@ -79,6 +80,9 @@ if TYPE_CHECKING:
     )
     from flarecore.errors import (
         RetrievalError as RetrievalError,
+    )
+    from flarecore.errors import (
+        RetrievalWarning as RetrievalWarning,
     )
     from flarecore.errors import (
         SequenceBusyError as SequenceBusyError,
