@@ -19,8 +19,8 @@ _EXPORTS = {
     "flarecore.errors": [
         "CallbackError", "CancelledError", "ClosedError", "ConfigError", "ContextOverflowError",
         "DeadlineExceeded", "FlarecoreError", "IndexFileError", "ModelFileError",
-        "OutOfBlocksError", "PassageFileError", "RetrievalError", "SequenceBusyError",
-        "UnsupportedError"],
+        "OutOfBlocksError", "PassageFileError", "RetrievalError", "RetrievalWarning",
+        "SequenceBusyError", "UnsupportedError"],
     "flarecore.events": [
         "DraftFinished", "DraftStarted", "Event", "Finished", "RetrievalFinished",
         "RetrievalStarted", "SentenceAccepted"],
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from flarecore.errors import OutOfBlocksError as OutOfBlocksError
     from flarecore.errors import PassageFileError as PassageFileError
     from flarecore.errors import RetrievalError as RetrievalError
+    from flarecore.errors import RetrievalWarning as RetrievalWarning
     from flarecore.errors import SequenceBusyError as SequenceBusyError
     from flarecore.errors import UnsupportedError as UnsupportedError
     from flarecore.events import DraftFinished as DraftFinished

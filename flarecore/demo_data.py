@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flarecore.errors import IndexFileError
+from flarecore.errors import IndexFileError, RetrievalWarning
 
 if TYPE_CHECKING:
     from flarecore.retrieval.encoder import SentenceEncoder
@@ -105,8 +106,11 @@ def load_index(
     from flarecore.retrieval.corpus import read_passages
 
     passages = read_passages(DATA)
-    # exact_below=0: a graph even for so few passages, as a large collection would have it.
-    index = HnswRetriever.build(passages, encoder, exact_below=0, progress=progress)
+    with warnings.catch_warnings():
+        # Half of the passages are Chinese, for filters by language; the questions are English.
+        warnings.simplefilter("ignore", RetrievalWarning)
+        # exact_below=0: a graph even for so few passages, as a large collection would have it.
+        index = HnswRetriever.build(passages, encoder, exact_below=0, progress=progress)
     if not use_cache:
         return index, f"index of {len(index)} passages built, not kept"
     try:

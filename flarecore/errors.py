@@ -20,9 +20,14 @@ __all__ = [
     "OutOfBlocksError",
     "PassageFileError",
     "RetrievalError",
+    "RetrievalWarning",
     "SequenceBusyError",
     "UnsupportedError",
 ]
+
+
+class RetrievalWarning(UserWarning):
+    """A search will find little or nothing, for a reason that the passages or the filter show."""
 
 
 class FlarecoreError(Exception):

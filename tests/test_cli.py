@@ -201,6 +201,22 @@ def test_index_of_a_folder(capsys, tmp_path):
     assert "reading" in err and "embedding passages: 3 of 3" in err
 
 
+def test_index_tells_what_it_leaves_out_and_cannot_read(capsys, tmp_path):
+    (tmp_path / "a.txt").write_text("公司差旅政策：超过三千元须经理批准。", encoding="utf-8")
+    for number in range(7):
+        (tmp_path / f"skip{number}.csv").write_text("a,b")
+    (tmp_path / "empty.txt").write_text("")
+    argv = ["index", str(tmp_path), "-o", str(tmp_path.parent / "out.index"), "--force"]
+    assert run(argv) == 0
+    err = capsys.readouterr().err
+    assert "7 files left out: of another kind than" in err and "skip4.csv, ...\n" in err
+    assert "1 file left out: without text: empty.txt\n" in err
+    assert "flarecore: warning: the encoder 'minilm-l6-v2' does not know" in err
+    assert "--retriever bm25" in err
+    assert run([*argv, "--retriever", "bm25"]) == 0
+    assert "does not know" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["exact", "bm25", "hybrid"])
 def test_other_kinds_of_index(kind, capsys, tmp_path):
     from flarecore.retrieval import index_info

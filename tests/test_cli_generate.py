@@ -45,6 +45,16 @@ def test_generate_events_text_and_trace_agree(capsys, tmp_path, index_file):
 
 
 @pytest.mark.models
+def test_generate_tells_why_nothing_will_be_found(capsys, index_file):
+    assert run(["generate", "--model", "smollm2-135m", "--index", str(index_file), *FAST,
+                "--filter", '{"langauge": "en"}', "公司差旅政策：超过三千元须经理批准？"]) == 0
+    err = capsys.readouterr().err
+    assert "minilm-l6-v2' of the index does not know" in err
+    assert err.count("no passage has a value in the field 'langauge'") == 1
+    assert "the fields are id, title, " in err and "lang" in err
+
+
+@pytest.mark.models
 def test_generate_without_retrieval_from_standard_input(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("What is water?\n"))
     assert run(["generate", "--model", "smollm2-135m", "--no-retrieval", "--json", *FAST, "-"]) == 0

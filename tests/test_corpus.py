@@ -94,6 +94,24 @@ def test_folder_in_order_with_progress(tmp_path):
     assert [c[0] for c in calls] == ["read"] * 3 and calls[-1] == ("read", total, total)
 
 
+def test_what_a_folder_leaves_out_is_told(tmp_path):
+    write_jsonl(tmp_path / "corpus.jsonl", {"id": "a", "text": "one"})
+    write_jsonl(tmp_path / "queries.jsonl", {"id": "q", "question": "which?", "answers": ["one"]})
+    write_jsonl(tmp_path / "zh.queries.jsonl", {"id": "b", "text": "a passage after all"})
+    (tmp_path / "skip.csv").write_text("a,b")
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / ".hidden").write_text("x")
+    told = []
+    found = read_passages(tmp_path, left_out=lambda *args: told.append(args))
+    assert [p.id for p in found] == ["a", "b"]
+    assert told == [
+        ("queries.jsonl", "questions, whose passages are in corpus.jsonl"),
+        ("skip.csv", "of another kind than .jsonl, .ndjson, .md, .markdown, .txt"),
+        ("empty.txt", "without text")]
+    with pytest.raises(ConfigError, match=r"this is a question: .* corpus\.jsonl"):
+        read_passages(tmp_path / "queries.jsonl")
+
+
 def test_same_id_in_two_files(tmp_path):
     for name in ("a.jsonl", "b.jsonl"):
         write_jsonl(tmp_path / name, {"id": "x", "text": "t"})

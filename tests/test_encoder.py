@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from helpers_encoder import (
 )
 
 from flarecore import _C
-from flarecore.errors import ConfigError, ModelFileError, UnsupportedError
+from flarecore.errors import ConfigError, ModelFileError, RetrievalWarning, UnsupportedError
 from flarecore.model_files import find_model
 from flarecore.retrieval.encoder import SentenceEncoder
+from flarecore.retrieval.exact import ExactRetriever
 from flarecore.retrieval.hnsw import HnswRetriever
 from flarecore.retrieval.passage import Passage, TextEncoder
 
@@ -41,6 +43,20 @@ def encoder():
 @pytest.fixture(scope="module")
 def vectors(encoder):
     return encoder.encode(TEXTS)
+
+
+def test_unknown_words_are_counted_and_told_of(encoder):
+    chinese = "公司差旅政策：超过三千元须经理批准。"
+    assert encoder.unknown_share(["Ada Lovelace wrote it.", "", "[SEP]"]) == 0
+    assert encoder.unknown_share([]) == 0
+    tokens = encoder._tokenizer.encode(chinese, add_special_tokens=False).tokens
+    assert encoder.unknown_share([chinese]) == tokens.count("[UNK]") / len(tokens) > 0.5
+    for build in (ExactRetriever.build, HnswRetriever.build):
+        with pytest.warns(RetrievalWarning, match=r"does not know \d\d% of the words"):
+            assert len(build([Passage("a", chinese)], encoder)) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            build([Passage("a", "Ada Lovelace wrote it. " * 9 + chinese)], encoder)
 
 
 def test_equals_transformers(encoder, vectors):

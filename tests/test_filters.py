@@ -1,11 +1,13 @@
 """Metadata filters: meaning by hand, whole columns against row by row, refused input."""
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecore.errors import ConfigError
+from flarecore.errors import ConfigError, RetrievalWarning
 from flarecore.retrieval.columns import MetadataColumns
 from flarecore.retrieval.filters import compile_filter
 from flarecore.retrieval.passage import Passage
@@ -89,6 +91,18 @@ def test_refused(filter, message):
         compile_filter(filter)
 
 
+def test_a_field_that_no_passage_has_is_told():
+    columns = MetadataColumns(PASSAGES)
+    message = "'langauge', so nothing matches; the fields are id, title, date, lang, ok, tags, year"
+    with pytest.warns(RetrievalWarning, match=message):
+        mask = columns.mask(compile_filter({"langauge": {"ne": "en"}}), len(PASSAGES))
+    assert not mask.any(), "a missing field meets no condition"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        columns.mask(compile_filter({"lang": "none has it"}), len(PASSAGES))
+        assert not MetadataColumns([]).mask(compile_filter({"lang": "en"}), 0).any()
+
+
 def test_masks_follow_new_passages():
     passages = PASSAGES[:2]
     columns = MetadataColumns(passages)
@@ -115,6 +129,7 @@ FILTERS = st.dictionaries(FIELDS, st.one_of(SCALARS, st.lists(SCALARS, max_size=
                           min_size=1)
 
 
+@pytest.mark.filterwarnings("ignore::flarecore.errors.RetrievalWarning")
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(METADATA, max_size=8), FILTERS)
 def test_columns_equal_rows(rows, filter):

@@ -73,14 +73,16 @@ py::dict py_abbreviations() {
   static const char* const kNames[] = {"none", "never", "number", "digit", "ambiguous"};
   py::dict table;
   for (const auto& [word, value] : all_abbreviations()) {
-    table[py::str(std::string(word))] = kNames[static_cast<int>(value)];
+    table[py::cast(std::u16string(word))] = kNames[static_cast<int>(value)];
   }
   return table;
 }
 
 py::dict py_word_roles() {
   py::dict table;
-  for (const auto& [word, roles] : all_word_roles()) table[py::str(std::string(word))] = roles;
+  for (const auto& [word, roles] : all_word_roles()) {
+    table[py::cast(std::u16string(word))] = roles;
+  }
   return table;
 }
 

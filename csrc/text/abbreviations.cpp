@@ -6,11 +6,11 @@ namespace flarecore {
 namespace {
 
 struct WordList {
-  unsigned char value;
-  std::string_view words;  // separated by single spaces
+  uint16_t value;
+  std::u16string_view words;  // separated by single spaces
 };
 
-#define WORD_LIST(value, words) {static_cast<unsigned char>(value), words},
+#define WORD_LIST(value, words) {static_cast<uint16_t>(value), u"" words},
 constexpr WordList kAbbreviationLists[] = {
 #include "text/abbreviations.inc"
 };
@@ -25,8 +25,8 @@ class WordTable {
   template <size_t kSize>
   explicit WordTable(const WordList (&lists)[kSize]) {
     for (const WordList& list : lists) {
-      for (std::string_view rest = list.words; !rest.empty();) {
-        const size_t end = std::min(rest.find(' '), rest.size());
+      for (std::u16string_view rest = list.words; !rest.empty();) {
+        const size_t end = std::min(rest.find(u' '), rest.size());
         entries_.emplace_back(rest.substr(0, end), list.value);
         rest.remove_prefix(std::min(end + 1, rest.size()));
       }
@@ -35,18 +35,18 @@ class WordTable {
     merge_repeated();
   }
 
-  unsigned char find(std::string_view word) const {
-    const auto before = [](const Entry& e, std::string_view w) { return e.first < w; };
+  uint16_t find(std::u16string_view word) const {
+    const auto before = [](const Entry& e, std::u16string_view w) { return e.first < w; };
     const auto at = std::lower_bound(entries_.begin(), entries_.end(), word, before);
     return at != entries_.end() && at->first == word ? at->second : 0;
   }
 
-  const std::vector<std::pair<std::string_view, unsigned char>>& entries() const {
+  const std::vector<std::pair<std::u16string_view, uint16_t>>& entries() const {
     return entries_;
   }
 
  private:
-  using Entry = std::pair<std::string_view, unsigned char>;
+  using Entry = std::pair<std::u16string_view, uint16_t>;
 
   // A word of several lists has the bits of all of them (roles; abbreviations are in one list).
   void merge_repeated() {
@@ -76,21 +76,27 @@ const WordTable& roles() {
 
 }  // namespace
 
-AbbreviationClass find_abbreviation(std::string_view word) {
+AbbreviationClass find_abbreviation(std::u16string_view word) {
   return static_cast<AbbreviationClass>(abbreviations().find(word));
 }
 
-bool has_role(std::string_view word, WordRole role) { return (roles().find(word) & role) != 0; }
+bool has_role(std::u16string_view word, unsigned wanted) {
+  return (roles().find(word) & wanted) != 0;
+}
 
-std::vector<std::pair<std::string_view, AbbreviationClass>> all_abbreviations() {
-  std::vector<std::pair<std::string_view, AbbreviationClass>> out;
+bool is_roman(std::u16string_view word) {
+  return !word.empty() && word.find_first_not_of(u"IVXLCDM") == std::u16string_view::npos;
+}
+
+std::vector<std::pair<std::u16string_view, AbbreviationClass>> all_abbreviations() {
+  std::vector<std::pair<std::u16string_view, AbbreviationClass>> out;
   for (const auto& [word, value] : abbreviations().entries()) {
     out.emplace_back(word, static_cast<AbbreviationClass>(value));
   }
   return out;
 }
 
-std::vector<std::pair<std::string_view, unsigned char>> all_word_roles() {
+std::vector<std::pair<std::u16string_view, uint16_t>> all_word_roles() {
   return roles().entries();
 }
 

@@ -42,16 +42,21 @@ constexpr Mark kMarks[] = {
     {0xAB, kCloser | kLooseCloser},                // «
     {0xB2, kCloser}, {0xB3, kCloser}, {0xB9, kCloser},  // ² ³ ¹: footnote marks
     {0xBB, kCloser},                               // »
+    {0x37E, kQuestion},                            // Greek question mark
     {0x589, kStrong},                              // Armenian full stop
     {0x60C, kContinue},                            // Arabic comma
     {0x61B, kContinue},                            // Arabic semicolon
     {0x61C, kCloser},                              // Arabic letter mark
     {0x61F, kStrong},                              // Arabic question mark
     {0x6D4, kStrong},                              // Urdu full stop
+    {0x700, kStrong}, {0x701, kStrong}, {0x702, kStrong},  // Syriac full stops
     {0x964, kStrong}, {0x965, kStrong},            // danda, double danda
     {0x104B, kStrong},                             // Myanmar section
     {0x1362, kStrong},                             // Ethiopic full stop
-    {0x17D4, kStrong},                             // Khmer khan
+    {0x1367, kStrong}, {0x1368, kStrong},          // Ethiopic question mark, paragraph
+    {0x17D4, kStrong}, {0x17D5, kStrong},          // Khmer khan, bariyoosan
+    {0x1803, kStrong}, {0x1809, kStrong},          // Mongolian full stops
+    {0x1C7E, kStrong}, {0x1C7F, kStrong},          // Ol Chiki
     {0x200D, kCloser},                             // emoji joiner
     {0x200E, kCloser}, {0x200F, kCloser},          // marks of direction
     {0x2018, kCloser | kLooseCloser},              // ‘
@@ -81,6 +86,7 @@ constexpr Mark kMarks[] = {
     {0x3011, kCloser | kHardCloser | kEastQuote},  // 】
     {0x3015, kCloser | kHardCloser},               // 〕
     {0x3017, kCloser | kHardCloser},               // 〗
+    {0xABEB, kStrong},                             // Meetei Mayek
     {0xFE0F, kCloser},                             // emoji presentation
     {0xFF01, kStrong},                             // ！
     {0xFF02, kCloser}, {0xFF07, kCloser},          // ＂ ＇

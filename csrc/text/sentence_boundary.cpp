@@ -26,22 +26,6 @@ uint8_t pair_bit(char32_t c) {
   }
 }
 
-bool is_ascii_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_ascii_upper(char c) { return c >= 'A' && c <= 'Z'; }
-bool is_ascii_lower(char c) { return c >= 'a' && c <= 'z'; }
-bool is_ascii_letter(char c) { return is_ascii_upper(c) || is_ascii_lower(c); }
-
-// "Blvd", "Sgt": no vowel, not all capitals. "PCs" is a plural and "NBC" a name.
-bool looks_contracted(std::string_view word) {
-  if (word.size() < 2 || word.size() > 5) return false;
-  for (char c : word) {
-    if (!is_ascii_letter(c)) return false;
-    if (std::string_view("aeiouyAEIOUY").find(c) != std::string_view::npos) return false;
-  }
-  const std::string_view stem = word.back() == 's' ? word.substr(0, word.size() - 1) : word;
-  return std::any_of(stem.begin(), stem.end(), is_ascii_lower);
-}
-
 }  // namespace
 
 static_assert(std::is_trivially_copyable_v<SentenceBoundary>, "a checkpoint is a plain copy");
@@ -122,9 +106,10 @@ void SentenceBoundary::open(char32_t c, uint32_t flags) {
                                      : Kind::kPeriod;
   after_space_ = (char_flags(previous_) & kSpace) != 0;
   word_class_ = kind_ == Kind::kEllipsis ? class_without_word() : word_class;
+  after_month_head_ = in_word && has_role(previous_word_.view(), kMonthHead);
   after_narrow_ = in_word;
   after_number_ = in_word && word_.size <= kMaxWord &&
-                  word_.view().find_first_not_of("0123456789.") == std::string_view::npos;
+                  word_.view().find_first_not_of(u"0123456789.") == std::u16string_view::npos;
   after_closer_ = false;
   closer_flags_ = 0;
   lookahead_count_ = 0;
@@ -144,7 +129,11 @@ void SentenceBoundary::track(char32_t c, uint32_t flags) {
     append(&word_, c, flags);
   } else {
     const bool dot = (flags & kDot) != 0 && word_state_ == WordState::kInside;
-    word_state_ = dot ? WordState::kAfterDot : WordState::kOutside;
+    const bool hyphen = c == '-' && word_state_ == WordState::kAfterDot;  // J.-C.
+    after_dot_ = dot || (after_dot_ && (flags & kSpace) != 0 && (flags & kNewline) == 0);
+    word_state_ = dot      ? WordState::kAfterDot
+                  : hyphen ? WordState::kAfterDotHyphen
+                           : WordState::kOutside;
     if ((flags & kSpace) == 0) only_space_since_word_ = false;
     if ((flags & kNewline) != 0) num_words_ = 0;
   }
@@ -154,20 +143,26 @@ void SentenceBoundary::track(char32_t c, uint32_t flags) {
 void SentenceBoundary::track_word_char(char32_t c, uint32_t flags) {
   if ((flags & kEastLetter) != 0) {
     word_state_ = WordState::kOutside;
-    only_space_since_word_ = false;
+    only_space_since_word_ = after_dot_ = false;
     num_words_ = std::min<uint8_t>(num_words_ + 1, kManyWords);
     return;
   }
-  if (word_state_ == WordState::kAfterDot) append(&word_, '.', kDot);
+  if (word_state_ == WordState::kAfterDot) word_.add(u".");
+  if (word_state_ == WordState::kAfterDotHyphen) word_.add(u".-");
   if (word_state_ == WordState::kOutside) start_word();
   append(&word_, c, flags);
   word_state_ = WordState::kInside;
   only_space_since_word_ = true;
+  after_dot_ = false;
 }
 
 void SentenceBoundary::start_word() {
   previous_word_ = word_;
   if (!only_space_since_word_) previous_word_.size = 0;
+  const bool is_linked = after_dot_ && word_.size <= kMaxLinked &&
+                         word_.view().find(u'.') == std::u16string_view::npos;
+  linked_[0] = is_linked ? linked_[1] : Word{};
+  linked_[1] = is_linked ? word_ : Word{};
   word_.size = 0;
   word_after_hyphen_ = previous_ == '-';
   num_chars_before_word_ = num_chars_ - 1;  // the first letter is counted already
@@ -176,68 +171,22 @@ void SentenceBoundary::start_word() {
 }
 
 void SentenceBoundary::append(Word* word, char32_t c, uint32_t flags) {
-  if (word->size >= kMaxWord) {
-    word->size = kMaxWord + 1;
-    return;
-  }
-  char stored = '\x01';
-  if (c < 0x80) {
-    stored = static_cast<char>(c);
-  } else if (c == 0x2019) {
+  char16_t stored = static_cast<char16_t>(c);
+  if (c == 0x2019) {
     stored = '\'';
   } else if (c >= 0xFF10 && c <= 0xFF5A) {
-    stored = static_cast<char>(c - 0xFEE0);
-  } else if ((flags & kUpper) != 0) {
-    stored = '\x02';
+    stored = static_cast<char16_t>(c - 0xFEE0);
+  } else if (c > 0xFFFF) {
+    stored = (flags & kUpper) != 0 ? 2 : (flags & kLower) != 0 ? 3 : 1;
   }
-  word->text[word->size++] = stored;
+  word->add({&stored, 1});
 }
 
-// "1", "12", "1.2", "a", "IV", "Q3" as the first word of a line.
-bool SentenceBoundary::is_list_marker() const {
-  const std::string_view text = word_.view();
-  if (text.size() == 1) return true;
-  if (text.find_first_not_of("ivx") == std::string_view::npos && text.size() <= 4) return true;
-  if (text.find_first_not_of("IVX") == std::string_view::npos && text.size() <= 4) return true;
-  int digits = 0;
-  for (size_t i = is_ascii_letter(text[0]) ? 1 : 0; i < text.size(); ++i) {
-    digits = text[i] == '.' ? 0 : digits + 1;
-    if (text[i] != '.' && (!is_ascii_digit(text[i]) || digits > 3)) return false;
+void SentenceBoundary::Word::add(std::u16string_view units) {
+  for (char16_t unit : units) {
+    if (size < kMaxWord) text[size] = unit;
+    size = std::min<uint8_t>(size + 1, kMaxWord + 1);
   }
-  return text.size() <= 8;
-}
-
-// U.S, p.m, J.R.R
-bool SentenceBoundary::is_acronym() const {
-  if (word_.size < 3 || word_.size > kMaxWord || word_.size % 2 == 0) return false;
-  for (int i = 0; i < word_.size; ++i) {
-    if ((word_.text[i] == '.') != (i % 2 == 1) || is_ascii_digit(word_.text[i])) return false;
-  }
-  return true;
-}
-
-SentenceBoundary::WordClass SentenceBoundary::classify_word() const {
-  const std::string_view text = word_.view();
-  if (text.empty()) return WordClass::kOrdinary;  // too long
-  if (word_index_ == 0 && is_list_marker()) return WordClass::kMarker;
-  switch (find_abbreviation(text)) {
-    case AbbreviationClass::kNever: return WordClass::kNever;
-    case AbbreviationClass::kNumber: return WordClass::kNumber;
-    case AbbreviationClass::kDigit: return WordClass::kDigit;
-    case AbbreviationClass::kAmbiguous: return WordClass::kAmbiguous;
-    case AbbreviationClass::kNone: break;
-  }
-  const std::string_view before = previous_word_.view();
-  if (text.size() == 1 && (is_ascii_upper(text[0]) || text[0] == '\x02')) {
-    const bool initial = !word_after_hyphen_ && !has_role(before, kLetterHead);
-    return initial ? WordClass::kAmbiguous : WordClass::kOrdinary;
-  }
-  if (is_acronym() || looks_contracted(text)) return WordClass::kAmbiguous;
-  if (word_index_ == 1 && has_role(before, kNumberHead) &&
-      std::all_of(text.begin(), text.end(), is_ascii_digit)) {
-    return WordClass::kNever;
-  }
-  return WordClass::kOrdinary;
 }
 
 std::vector<int64_t> split_sentences(std::string_view text, BoundaryOptions options) {

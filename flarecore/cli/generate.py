@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     filter = parse_filter(args.filter)
     notes = make_console(stderr=True)
     index = None if args.index is None else _load_index(args, notes)
+    _tell_unknown(index, f"{args.scope or ''} {question}", notes)
     with open_engine(args, notes) as engine, kept_passages(args.passages, engine):
         flare = make_method(args.method, engine, index, config, **options)
         try:
@@ -114,6 +115,20 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         save_traces(args.trace, [result.trace])
     return 0
+
+
+def _tell_unknown(index: Any, text: str, notes: Console) -> None:
+    """Says so where the index's encoder cannot read the question."""
+    from flarecore.retrieval.store import MANY_UNKNOWN, unknown_share
+
+    for part in getattr(index, "retrievers", (index,)):
+        encoder = getattr(part, "encoder", None)
+        share = unknown_share(encoder, [text])
+        if encoder is not None and share > MANY_UNKNOWN:
+            notes.print(
+                f"the encoder {encoder.name!r} of the index does not know {share:.0%} of the words "
+                "of the question: search by meaning will find little; make the index with "
+                "--retriever bm25", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _tell(result: FlareResult, config: FlareConfig, notes: Console) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flarecore.errors import ConfigError
 from flarecore.quantization import QUANTIZE
+from flarecore.wording import printable
 
 if TYPE_CHECKING:
     from flarecore.retrieval.hybrid import HybridRetriever
@@ -17,6 +19,7 @@ __all__ = ["RETRIEVERS", "add_parser", "run"]
 
 RETRIEVERS = ("hnsw", "exact", "bm25", "hybrid")
 _MAGIC = b"FLAREIDX"
+_MAX_NAMED = 5  # files in a line
 _INT: dict[str, Any] = {"type": int, "metavar": "N"}
 _FLOAT: dict[str, Any] = {"type": float, "metavar": "X"}
 
@@ -84,14 +87,26 @@ def run(args: argparse.Namespace) -> int:
     # Empty first: what is wrong with the options shows before much is read.
     index, remark = _empty_index(args, options)
     notes = make_console(stderr=True)
+    left_out: dict[str, list[str]] = {}
     with StageProgress(notes) as progress:
         passages = read_passages(
-            args.source, max_words=args.max_words, overlap=args.overlap, progress=progress)
+            args.source, max_words=args.max_words, overlap=args.overlap, progress=progress,
+            left_out=lambda name, why: left_out.setdefault(why, []).append(name))
+        for line in _left_out_lines(left_out):
+            notes.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         index.add(passages, progress=progress)
     index.save(output)
     size_kb = -(-output.stat().st_size // 1024)
     print(f"{output}: {len(passages)} passages, {remark}, {size_kb:,} KB")
     return 0
+
+
+def _left_out_lines(left_out: Mapping[str, list[str]]) -> Iterator[str]:
+    """A line for each reason why files were left out, with the first of them."""
+    for why, names in left_out.items():
+        files = f"{len(names)} file{'s' if len(names) > 1 else ''}"
+        more = ", ..." if len(names) > _MAX_NAMED else ""
+        yield f"{files} left out: {why}: {', '.join(map(printable, names[:_MAX_NAMED]))}{more}"
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

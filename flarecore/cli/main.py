@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 
 from flarecore import __version__
@@ -26,6 +27,7 @@ from flarecore.errors import (
     OutOfBlocksError,
     PassageFileError,
     RetrievalError,
+    RetrievalWarning,
     UnsupportedError,
 )
 
@@ -99,7 +101,13 @@ def _run(argv: Sequence[str] | None) -> int:
     args = build_parser().parse_args(argv)
     debug = getattr(args, "debug", False) or os.environ.get("FLARECORE_DEBUG", "") not in ("", "0")
     try:
-        code: int = args.run(args)
+        with warnings.catch_warnings():
+            show = warnings.showwarning
+            warnings.simplefilter("default", RetrievalWarning)
+            warnings.showwarning = lambda message, kind, *where: (
+                print(f"flarecore: warning: {message}", file=sys.stderr)
+                if issubclass(kind, RetrievalWarning) else show(message, kind, *where))
+            code: int = args.run(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StageProgress", "waiting"]
 
-_STAGES = {"read": "reading", "embed": "embedding passages", "graph": "linking passages",
+_STAGES = {"read": "reading (bytes)", "embed": "embedding passages", "graph": "linking passages",
            "analyse": "reading the words of passages",
            "join": "joining the model's parts (MB)"}
 

@@ -9,7 +9,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from flarecore import _C  # type: ignore[attr-defined]
+from flarecore.reference.sentence_words import (
+    MAX_LINKED,
+    MONTH,
+    MONTH_HEAD,
+    NUMERAL,
+    ORDINAL_NOUN,
+    PARTICLE,
+    STARTER,
+    Words,
+    has_role,
+    narrow,
+)
 from flarecore.reference.text_chars import (
     CONTINUATIONS,
     EAST_OPENERS,
@@ -37,17 +48,11 @@ from flarecore.reference.text_chars import (
 
 __all__ = ["first_sentence_end", "split_sentences"]
 
-MAX_WORD = 16  # longer words are in no table
 MAX_SYMBOLS = 8
-STARTER, LETTER_HEAD, NUMBER_HEAD, EXCLAIMED_NAME, NUMERAL = 1, 2, 4, 8, 16
+PLAIN = ("ordinary", "ordinal", "letter")
+ABBREVIATED = ("ambiguous", "initial")
 
 CITATION = re.compile(r"\[[0-9,\-–^ ]{1,12}\]")
-
-
-def _narrow(word: str) -> str:
-    """Full-width letters and digits as ASCII; a word too long for the tables becomes empty."""
-    word = "".join(chr(ord(c) - 0xFEE0) if "０" <= c <= "ｚ" else c for c in word)
-    return word.replace("’", "'") if len(word) <= MAX_WORD else ""
 
 
 @dataclass
@@ -58,6 +63,7 @@ class _End:
     word_class: str
     after_space: bool
     after_number: bool
+    after_month_head: bool
     after_narrow: bool
     after_closer: bool = False
     last_closer: str = ""
@@ -70,17 +76,13 @@ class _End:
         return "ambiguous" if self.reads == "ellipsis" and self.after_space else "ordinary"
 
 
-class _Sentence:
+class _Sentence(Words):
     """One text that starts with the sentence; finds that sentence's end."""
 
     def __init__(self, text: str, newline_is_boundary: bool, min_chars: int) -> None:
-        self.text = text
+        super().__init__(text)
         self.newline_is_boundary = newline_is_boundary
         self.min_chars = min_chars
-        shape = "".join(
-            "w" if is_word(c) and not is_east(c) else c if c in "&'’." else " " for c in text
-        )
-        self.words = [m.span() for m in re.finditer(r"w(?:[w&'’]|\.(?=w))*", shape)]
 
     def end(self) -> int:
         """Index behind the last character of the first sentence."""
@@ -108,55 +110,6 @@ class _Sentence:
             i = at
         return len(self.text)
 
-    def word_before(self, i: int) -> tuple[int, int] | None:
-        """The word that ends right before index i (for a period also inside one, as in U.S.)."""
-        for begin, end in self.words:
-            if begin < i and (end == i or (begin < i < end and self.text[i] == ".")):
-                return begin, i
-        return None
-
-    def classify(self, word: tuple[int, int] | None, i: int) -> str:
-        char = self.text[i]
-        if word is None or char not in ".．!":
-            return "ordinary"
-        text = _narrow(self.text[word[0] : i])
-        if char == "!":
-            named = _C.word_roles().get(text, 0) & EXCLAIMED_NAME
-            return "ambiguous" if named else "ordinary"
-        if not text:
-            return "ordinary"
-        before, index = self.before_word(word[0])
-        marker = r".|[ivx]{1,4}|[IVX]{1,4}|[A-Za-z]?[0-9]{0,3}(?:\.[0-9]{1,3})*"
-        if index == 0 and len(text) <= 8 and re.fullmatch(marker, text):
-            return "marker"
-        if text in _C.abbreviations():
-            return str(_C.abbreviations()[text])
-        roles = _C.word_roles().get(before, 0)
-        if len(text) == 1 and is_upper(text):
-            hyphen = self.text[word[0] - 1 : word[0]] == "-"
-            return "ordinary" if hyphen or roles & LETTER_HEAD else "ambiguous"
-        parts = text.split(".")
-        if len(parts) > 1 and all(len(p) == 1 and p not in "0123456789" for p in parts):
-            return "ambiguous"
-        contracted = re.fullmatch(r"[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]{2,5}", text)
-        if contracted and re.search("[a-z]", text.removesuffix("s")):
-            return "ambiguous"
-        if index == 1 and roles & NUMBER_HEAD and re.fullmatch("[0-9]+", text):
-            return "never"
-        return "ordinary"
-
-    def before_word(self, begin: int) -> tuple[str, int]:
-        """The word before (empty unless only spaces lie between) and the index in its line."""
-        line = max((i + 1 for i in range(begin) if self.text[i] in NEWLINES), default=0)
-        earlier = [w for w in self.words if w[0] < begin]
-        east = sum(map(is_east, self.text[line:begin]))
-        index = sum(w[0] >= line for w in earlier) + east
-        if not earlier:
-            return "", index
-        gap = self.text[earlier[-1][1] : begin]
-        only_space = all(kind(c) == "space" for c in gap)
-        return (_narrow(self.text[slice(*earlier[-1])]) if only_space else ""), index
-
     def open(self, i: int, word: tuple[int, int] | None, word_class: str) -> _End:
         char = self.text[i]
         reads = (
@@ -166,12 +119,14 @@ class _Sentence:
             else "wide" if char == "．"
             else "period"
         )  # fmt: skip
-        digits = word is not None and re.fullmatch("[0-9.]+", _narrow(self.text[word[0] : i]))
+        digits = word is not None and re.fullmatch("[0-9.]+", narrow(self.text[word[0] : i]))
         end = _End(
             reads,
             word_class,
             after_space=i > 0 and kind(self.text[i - 1]) == "space",
             after_number=bool(digits),
+            after_month_head=word is not None
+            and has_role(self.before_word(word[0])[0], MONTH_HEAD),
             after_narrow=word is not None,
         )
         if end.reads == "ellipsis":
@@ -208,6 +163,8 @@ class _Sentence:
                 return "none", j
             elif not end.needs_space:
                 return "boundary", stop
+            elif text[j] == "»" and (j + 1 == n or kind(text[j + 1]) == "space"):
+                end.after_closer, end.last_closer = True, text[j]
             else:
                 return self.before_word_of(j, stop, end)
             j += 1
@@ -260,7 +217,7 @@ class _Sentence:
         if end.needs_space:
             numbered = end.reads == "period" and end.after_number and not end.after_closer
             east = is_east(char) or char in EAST_OPENERS
-            boundary = east and end.word_class == "ordinary" and not numbered
+            boundary = east and end.word_class in PLAIN and not numbered
         else:
             decimal = end.reads == "wide" and end.after_narrow and not end.after_closer
             goes_on = (
@@ -280,7 +237,7 @@ class _Sentence:
             symbols += kind(text[j]) != "space"
             newline = self.newline_is_boundary and text[j] in NEWLINES
             if newline or text[j] in TERMINATORS or symbols > MAX_SYMBOLS:
-                plain = before in ("ordinary", "digit")
+                plain = before in (*PLAIN, "digit")
                 return ("boundary", stop) if plain else ("none", j)
             j += 1
         if j == n:
@@ -289,27 +246,41 @@ class _Sentence:
         if is_lower(text[j]):
             go_on = j + 1
             if is_upper(text[go_on : go_on + 1] or " "):
-                boundary = before != "ambiguous"
+                boundary = before not in ABBREVIATED
             else:
-                plain = before == "ordinary" and end.reads != "ellipsis" and not end.after_closer
-                boundary = plain and not any(map(is_upper, text[:j]))
-        elif is_digit(text[j]):
+                plain = before in ("ordinary", "ordinal") and end.reads != "ellipsis"
+                boundary = plain and not end.after_closer and not any(map(is_upper, text[:j]))
+        elif is_digit(text[j]) and not (before == "ordinal" and text[j - 1] != "("):
             doubted = end.reads == "question" and end.after_number
             plain = before == "ordinary" and end.reads != "ellipsis"
             boundary = plain and not doubted and text[j - 1] != "("
-        elif is_upper(text[j]) and before in ("number", "ambiguous"):
+        elif is_digit(text[j]) or (is_upper(text[j]) and before not in ("ordinary", "digit")):
             while go_on < n and is_word(text[go_on]) and not is_east(text[go_on]):
                 go_on += 1
-            word, after = _narrow(text[j:go_on]), text[go_on : go_on + 1]
-            if before == "number":
-                numeral = _C.word_roles().get(word, 0) & NUMERAL
-                boundary = len(word) != 1 and not numeral and not re.fullmatch("[IVXLCDM]+", word)
-            else:
-                whole = after in ("", ",", "'", "’") or kind(after) == "space" or is_east(after)
-                boundary = whole and bool(_C.word_roles().get(word, 0) & STARTER)
+            boundary = self.ends_before(j, go_on, end)
         else:
-            boundary = is_upper(text[j]) or before != "ambiguous"
+            boundary = is_upper(text[j]) or before not in ABBREVIATED
         return ("boundary", stop) if boundary else ("none", go_on)
+
+    def ends_before(self, begin: int, stop: int, end: _End) -> bool:
+        """Whether the sentence ends although the word at [begin, stop) follows a doubtful one."""
+        word, after = narrow(self.text[begin:stop]), self.text[stop : stop + 1]
+        if end.word_class == "number":
+            roman = re.fullmatch("[IVXLCDM]+", word)
+            return len(word) != 1 and not has_role(word, NUMERAL) and not roman
+        if end.word_class == "letter":
+            return after != "." or not 0 < len(word) <= MAX_LINKED
+        if end.word_class == "ordinal":
+            spaced = bool(after) and kind(after) == "space" and after not in NEWLINES
+            if has_role(word, MONTH) and spaced and not end.after_month_head:
+                rest = self.text[stop:]
+                char = next((c for c in rest if kind(c) != "space" or c in NEWLINES), "")
+                return char != "" and not is_digit(char) and char not in NEWLINES
+            date = after == "." and re.fullmatch("[0-9]{1,2}", word)
+            return not (has_role(word, ORDINAL_NOUN | MONTH) or date)
+        whole = after in ("", ",", "'", "’") or kind(after) == "space" or is_east(after)
+        roles = STARTER | PARTICLE * (end.word_class == "ambiguous")
+        return whole and has_role(word, roles)
 
 
 def first_sentence_end(text: bytes, *, newline_is_boundary: bool = True, min_chars: int = 1) -> int:

@@ -7,6 +7,7 @@ comparison then runs over the distinct values only and is spread over the rows b
 from __future__ import annotations
 
 import threading
+import warnings
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from flarecore.errors import RetrievalWarning
 from flarecore.retrieval.filters import CompiledFilter, Condition, Value, values_of
 from flarecore.retrieval.passage import Passage
 
@@ -22,6 +24,7 @@ __all__ = ["MetadataColumns"]
 BoolArray = npt.NDArray[np.bool_]
 
 _NUM_CACHED_MASKS = 32
+_MAX_NAMED = 20  # fields in a message
 
 
 class _Column:
@@ -105,6 +108,18 @@ class MetadataColumns:
         for name, condition in compiled.conditions:
             column = self._columns.setdefault(name, _Column(name))
             column.extend(self._passages, num_rows)
+            if num_rows and not column.code_of:
+                self._warn_of_missing(name, num_rows)
             # Columns only grow, and num_rows never falls below what they hold: see mask().
             result &= column.mask(condition, max(num_rows, column.num_rows))[:num_rows]
         return result
+
+    def _warn_of_missing(self, name: str, num_rows: int) -> None:
+        """Says that a field is in no passage: a misspelt one looks like a search without luck."""
+        known = sorted({key for passage in self._passages[:num_rows]
+                        for key in passage.metadata if values_of(passage, key)})
+        more = ", ..." if len(known) > _MAX_NAMED else ""
+        fields = ", ".join(["id", "title", *known[:_MAX_NAMED]]) + more
+        warnings.warn(
+            f"filter: no passage has a value in the field {name!r}, so nothing matches; the fields "
+            f"are {fields}", RetrievalWarning, stacklevel=2)

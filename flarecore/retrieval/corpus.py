@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from flarecore.wording import system_reason
 __all__ = ["read_passages"]
 
 _JSONL = (".jsonl", ".ndjson")
+_MAX_FIRST_LINE = 1 << 20
 _MARKDOWN = (".md", ".markdown")
 _SUFFIXES = (*_JSONL, *_MARKDOWN, ".txt")
+LeftOut = Callable[[str, str], None]
 
 
 def read_passages(
     path: str | os.PathLike[str], *, max_words: int = 100, overlap: int = 0,
-    progress: Progress | None = None
+    progress: Progress | None = None, left_out: LeftOut | None = None
 ) -> list[Passage]:
     """All passages of a file or folder.
 
@@ -43,6 +45,10 @@ def read_passages(
         Sizes for documents, see ``split_text``.
     progress : callable, optional
         ``progress("read", bytes_done, bytes_total)`` after each file.
+    left_out : callable, optional
+        ``left_out(name, reason)`` for each file of a folder that gives no passage: of another kind,
+        without text, or the questions of a folder for ``flarecore eval`` (``queries.jsonl`` beside
+        ``corpus.jsonl``). Hidden files are not named.
 
     Returns
     -------
@@ -56,12 +62,14 @@ def read_passages(
     """
     root = Path(check_path("path", path))
     split_text("", max_words=max_words, overlap=overlap)  # wrong sizes fail before any reading
-    files = _find_files(root)
+    leave_out = left_out or (lambda name, reason: None)
+    files = _find_files(root, leave_out)
     total = sum(size for _, _, size in files)
     passages: list[Passage] = []
     seen: dict[str, str] = {}
     done = 0
     for file, name, size in files:
+        num_before = len(passages)
         for passage, where in _read_file(file, name, max_words, overlap):
             if passage.id in seen:
                 raise ConfigError(
@@ -69,6 +77,8 @@ def read_passages(
                     "unique")
             seen[passage.id] = where
             passages.append(passage)
+        if len(passages) == num_before:
+            leave_out(name, "without text")
         done += size
         if progress is not None:
             progress("read", done, total)
@@ -77,7 +87,7 @@ def read_passages(
     return passages
 
 
-def _find_files(root: Path) -> list[tuple[Path, str, int]]:
+def _find_files(root: Path, left_out: LeftOut) -> list[tuple[Path, str, int]]:
     """(path, name relative to the root, size in bytes) of every readable file, sorted by name."""
     try:
         if root.is_file():
@@ -85,7 +95,13 @@ def _find_files(root: Path) -> list[tuple[Path, str, int]]:
             if root.suffix.lower() not in _SUFFIXES:
                 raise ConfigError(f"{root}: must be a folder or end in {', '.join(_SUFFIXES)}")
         elif root.is_dir():
-            found = [(file, file.relative_to(root).as_posix()) for file in _walk(root)]
+            found = []
+            for file in sorted(_walk(root)):
+                name, reason = file.relative_to(root).as_posix(), _why_not(file)
+                if reason is None:
+                    found.append((file, name))
+                else:
+                    left_out(name, reason)
         elif root.exists():
             raise ConfigError(f"{root}: neither a regular file nor a folder")
         else:
@@ -102,12 +118,30 @@ def _walk(root: Path) -> Iterator[Path]:
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in names:
             file = Path(folder, name)
-            if name.startswith(".") or file.suffix.lower() not in _SUFFIXES:
+            if name.startswith("."):
                 continue
-            if not file.is_file():  # a pipe would be waited for
+            is_wanted = file.suffix.lower() in _SUFFIXES
+            if is_wanted and not file.is_file():  # a pipe would be waited for
                 raise ConfigError(
                     f"{file}: a broken link or not a regular file; remove or rename it")
             yield file
+
+
+def _why_not(file: Path) -> str | None:
+    """Why a file of a folder is not read; None if it is."""
+    if file.suffix.lower() not in _SUFFIXES:
+        return f"of another kind than {', '.join(_SUFFIXES)}"
+    corpus = file.with_name(file.name.removesuffix("queries.jsonl") + "corpus.jsonl")
+    if not file.name.endswith("queries.jsonl") or not corpus.is_file():
+        return None
+    with file.open("rb") as lines:
+        line = lines.readline(_MAX_FIRST_LINE)
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None  # reading it will say what is wrong
+    is_question = isinstance(row, dict) and "question" in row and "text" not in row
+    return f"questions, whose passages are in {corpus.name}" if is_question else None
 
 
 def _read_file(
@@ -157,7 +191,10 @@ def _row_passage(row: dict[str, Any], where: str, default_id: str) -> Passage:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{where}: 'id' must be a non-empty string or an integer, got {name!r}")
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{where}: 'text' must be a non-empty string, got {text!r:.80}")
+        hint = ""
+        if text is None and "question" in row:
+            hint = "; this is a question: the passages of a folder for eval are in corpus.jsonl"
+        raise ConfigError(f"{where}: 'text' must be a non-empty string, got {text!r:.80}{hint}")
     if title is not None and not isinstance(title, str):
         raise ConfigError(f"{where}: 'title' must be a string, got {title!r:.80}")
     row.pop("score", None)  # of a passage that some search returned

@@ -59,6 +59,10 @@ class SentenceEncoder:
         self.dim: int = files.config["hidden_size"]
         self.max_tokens = files.max_tokens
         self._tokenizer = _load_tokenizer(files)
+        token = getattr(self._tokenizer.model, "unk_token", None) or "<unk>"
+        unknown = self._tokenizer.token_to_id(token)
+        self._unknown_id: int = -1 if unknown is None else unknown
+        self._special_ids = set(self._tokenizer.encode("").ids)
         self._native: Any = _C.Encoder(
             files.weights, **files.config, quantize=quantize or "none", num_threads=threads)
         if quantize is not None and all(t[2] == "none" for t in self._native.quantization()):
@@ -150,6 +154,28 @@ class SentenceEncoder:
             batch = texts[begin : begin + _BATCH_TEXTS]
             vectors[begin : begin + len(batch)] = self._encode_batch(batch)
         return vectors
+
+    def unknown_share(self, texts: Sequence[str]) -> float:
+        """Which part of the texts the vocabulary has no token for: search cannot tell it apart.
+
+        MiniLM knows English; of Chinese it reads most characters as one and the same ``[UNK]``. A
+        script that it takes to pieces (Cyrillic, Arabic) counts as known.
+
+        Parameters
+        ----------
+        texts : sequence of str
+
+        Returns
+        -------
+        float
+            In [0, 1], over the tokens that :meth:`encode` would use; 0 without any.
+        """
+        unknown = total = 0
+        for text in texts:
+            ids = self._token_ids(text)
+            unknown += ids.count(self._unknown_id)
+            total += len(ids) - sum(map(ids.count, self._special_ids))
+        return unknown / total if total else 0.0
 
     def _encode_batch(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """(len(texts), dim) float32, with one call of the native encoder."""

@@ -10,8 +10,9 @@ A filter maps field names to conditions, and a passage must meet all of them:
 ``id`` and ``title`` name the passage's own fields, everything else its metadata. Numbers compare
 with numbers and strings with strings (so ISO dates work as strings); a value of another type never
 matches and never raises. A missing field, ``null`` or an empty list meets no condition, not even
-``ne``: permissions fail closed. Of a list in the metadata one element must meet all the positive
-comparisons of a condition, and none may be excluded by ``ne`` or ``not_in``.
+``ne``: permissions fail closed. A field that no passage of an index has a value in is told by a
+``RetrievalWarning``, as it may be misspelt. Of a list in the metadata one element must meet all the
+positive comparisons of a condition, and none may be excluded by ``ne`` or ``not_in``.
 :mod:`flarecore.retrieval.columns` evaluates the same filters over whole columns.
 """
 

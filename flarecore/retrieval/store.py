@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 
-from flarecore.errors import ConfigError, FlarecoreError, RetrievalError
+from flarecore.errors import ConfigError, FlarecoreError, RetrievalError, RetrievalWarning
 from flarecore.retrieval.passage import Passage, Progress, TextEncoder
 from flarecore.retrieval.passage_table import PassageTable
 from flarecore.retrieval.ranking import FloatArray, normalized
 
-__all__ = ["PassageStore", "StoreOptions", "embed", "embed_passages", "int_in", "searchable_text"]
+__all__ = [
+    "MANY_UNKNOWN",
+    "PassageStore",
+    "StoreOptions",
+    "embed",
+    "embed_passages",
+    "int_in",
+    "searchable_text",
+    "unknown_share",
+]
+
+MANY_UNKNOWN = 0.25  # of the words: from here on vectors say little about a text
+_SAMPLED_TEXTS = 1000  # of the passages that are added together
 
 
 @dataclass(frozen=True)
@@ -107,9 +120,24 @@ def embed_passages(
     encoder: TextEncoder, passages: list[Passage], options: StoreOptions,
     progress: Progress | None = None
 ) -> FloatArray:
-    """(len(passages), dim) normalised vectors; raises what :func:`embed` raises."""
+    """(len(passages), dim) normalised vectors; raises what :func:`embed` raises.
+
+    Gives a RetrievalWarning if the encoder does not know over a quarter of the words.
+    """
     texts = [searchable_text(p, options.title_in_text) for p in passages]
+    share = unknown_share(encoder, texts[:: 1 + len(texts) // _SAMPLED_TEXTS])
+    if share > MANY_UNKNOWN:
+        warnings.warn(
+            f"the encoder {encoder.name!r} does not know {share:.0%} of the words of these "
+            "passages: search by meaning will find little; use BM25 (--retriever bm25) or an "
+            "encoder for their language", RetrievalWarning, stacklevel=3)
     return embed(encoder, texts, options.batch_size, progress)
+
+
+def unknown_share(encoder: object, texts: list[str]) -> float:
+    """See ``SentenceEncoder.unknown_share``; 0 for an encoder that cannot say."""
+    share = getattr(encoder, "unknown_share", None)
+    return 0.0 if share is None else float(share(texts))
 
 
 def searchable_text(passage: Passage, title_in_text: bool) -> str:
