@@ -14,7 +14,38 @@ from flarecore.result import FlareResult
 __all__ = ["AnswerStream", "AsyncAnswerStream"]
 
 
-class AnswerStream(Iterator[Event]):
+class _Answer:
+    """What there is of an answer, at its end and before."""
+
+    def __init__(self, outcome: Outcome[FlareResult], partial: Callable[[], FlareResult]) -> None:
+        self._outcome = outcome
+        self._partial = partial
+
+    @property
+    def result(self) -> FlareResult:
+        """The finished answer.
+
+        Raises
+        ------
+        ConfigError
+            The answer is not finished.
+        """
+        if self._outcome.value is None:
+            raise ConfigError(
+                "the answer is not finished: there is no result before the last event")
+        return self._outcome.value
+
+    @property
+    def partial(self) -> FlareResult:
+        """The answer so far, at any time: accepted sentences, counts and trace.
+
+        Before the end, and of an answer that was closed or cancelled, with the stop reason
+        ``cancelled``; after it, :attr:`result`, or the ``partial`` of the error that ended it.
+        """
+        return self._partial()
+
+
+class AnswerStream(_Answer, Iterator[Event]):
     """The events of an answer that is being written; iterate over it.
 
     Closing it (also by leaving a ``with`` block, or by dropping it) ends the answer: nothing of it
@@ -32,9 +63,8 @@ class AnswerStream(Iterator[Event]):
         self, events: Generator[Event, None, None], outcome: Outcome[FlareResult],
         partial: Callable[[], FlareResult],
     ) -> None:
+        super().__init__(outcome, partial)
         self._events = events
-        self._outcome = outcome
-        self._partial = partial
         self._in_use = threading.Lock()
 
     def __next__(self) -> Event:
@@ -62,28 +92,8 @@ class AnswerStream(Iterator[Event]):
         finally:
             self._in_use.release()
 
-    @property
-    def result(self) -> FlareResult:
-        """The finished answer.
 
-        Raises
-        ------
-        ConfigError
-            The answer is not finished.
-        """
-        return _finished(self._outcome)
-
-    @property
-    def partial(self) -> FlareResult:
-        """The answer so far, at any time: accepted sentences, counts and trace.
-
-        Before the end, and of an answer that was closed or cancelled, with the stop reason
-        ``cancelled``; after it, :attr:`result`, or the ``partial`` of the error that ended it.
-        """
-        return self._partial()
-
-
-class AsyncAnswerStream(AsyncIterator[Event]):
+class AsyncAnswerStream(_Answer, AsyncIterator[Event]):
     """The events of an answer that is being written; iterate with ``async for``.
 
     Cancelling the task that iterates, or :meth:`aclose` (also by leaving an ``async with`` block),
@@ -100,9 +110,8 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         self, events: AsyncGenerator[Event, None], outcome: Outcome[FlareResult],
         partial: Callable[[], FlareResult],
     ) -> None:
+        super().__init__(outcome, partial)
         self._events = events
-        self._outcome = outcome
-        self._partial = partial
 
     async def __anext__(self) -> Event:
         self._check_alone()
@@ -123,29 +132,3 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         if self._events.ag_running:  # type: ignore[attr-defined]
             raise ConfigError(
                 "another task is reading this stream; to end the answer, cancel that task")
-
-    @property
-    def result(self) -> FlareResult:
-        """The finished answer.
-
-        Raises
-        ------
-        ConfigError
-            The answer is not finished.
-        """
-        return _finished(self._outcome)
-
-    @property
-    def partial(self) -> FlareResult:
-        """The answer so far, at any time: accepted sentences, counts and trace.
-
-        Before the end, and of an answer that was closed or cancelled, with the stop reason
-        ``cancelled``; after it, :attr:`result`, or the ``partial`` of the error that ended it.
-        """
-        return self._partial()
-
-
-def _finished(outcome: Outcome[FlareResult]) -> FlareResult:
-    if outcome.value is None:
-        raise ConfigError("the answer is not finished: there is no result before the last event")
-    return outcome.value
