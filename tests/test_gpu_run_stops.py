@@ -21,8 +21,8 @@ def model():
     [
         ([*b"He said", PAIRS[b'."'], *b"\n", PAIRS[b"\n\n"], *b"So"], 'He said."\n\n\n', 1),
         ([*b"Wait", *b"...", *b' "', *b"No"], "Wait...", 1),
-        ([*"雨。山".encode()], "雨。", 3),  # the last byte of 雨 may be that of a line separator
-        ([*"Vraiment ‽ Oui".encode()], "Vraiment ‽", 1),
+        ([*"雨。山".encode()], "雨。", 4),  # bytes of 雨 and 。 may be the last ones of other marks
+        ([*"Vraiment ‽ Oui".encode()], "Vraiment ‽", 2),  # so may a byte of ‽
         ([*b"Yes", PAIRS[b". "], *b"No"], "Yes. ", 1),
         ([*b"in the U.S. He went"], "in the U.S.", 4),  # whether behind U. or S., and two for He
     ],
