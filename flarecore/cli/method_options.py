@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -58,6 +59,7 @@ class _OptionParser(argparse.ArgumentParser):
         raise ConfigError(re.sub(r"^argument --([\w-]+): ", r"\1: ", message))
 
 
+@functools.cache
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Action]]:
     """A parser of the loop's options, and what it reads for each name."""
     parser = _OptionParser(add_help=False, allow_abbrev=False)

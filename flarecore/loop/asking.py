@@ -103,10 +103,9 @@ class Asker:
         results: list[DecodedLike] = []
         self._record.clock.enter("query")
         try:
-            had_room = self._lineages.holds_any
-            yield from self._lineages.restore(
+            had_no_room = yield from self._lineages.restore(
                 shared, current.attached, self._deadline.remaining_ms())
-            at_once = max(1, len(contexts)) if had_room else 1
+            at_once = 1 if had_no_room else max(1, len(contexts))
             for begin in range(0, len(contexts), at_once):
                 results += yield from self._decode_at_once(
                     contexts[begin:begin + at_once], current.attached, max_tokens)

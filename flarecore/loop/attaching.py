@@ -10,11 +10,10 @@ passages do not see each other, and the trunk's earlier tokens did not see them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flarecore.loop.effects import RunOperation, RunOperations, Steps
+from flarecore.loop.effects import RunOperations, Steps
 
 if TYPE_CHECKING:
     from flarecore.loop.answer_setup import AnswerSetup
@@ -98,8 +97,9 @@ class Attaching:
         known = {run: self._cache.get(head, run) for run in dict.fromkeys(runs)}
         # Passages are encoded behind the trunk's head and lineages with passages fork off the
         # trunk: what of it is not there yet is computed first.
-        trunk = self._lineages.take("draft", view.token_ids[:view.sees_from])
-        num_prefilled = yield from _extend(trunk, view, deadline_ms)
+        ids = view.token_ids[:view.sees_from]
+        trunk = self._lineages.take("draft", ids)
+        num_prefilled = yield from trunk.complete(ids, None, deadline_ms)
         missing = [run for run, passage in known.items() if passage is None]
         if missing:
             encoded = yield RunOperations(tuple(
@@ -109,14 +109,3 @@ class Attaching:
             num_prefilled += sum(one.num_prefilled for one in encoded)
         attached = Attached(tuple(known[run] for run in runs), view.sees_from)
         return Taken(attached, num_prefilled, len(missing))
-
-
-def _extend(trunk: Any, view: View, deadline_ms: float | None) -> Steps[int]:
-    """Completes a trunk that ends before the passages' first reader; tokens prefilled."""
-    ids: Sequence[int] = view.token_ids[:view.sees_from]
-    if trunk.num_shared(ids) == len(ids):
-        return 0
-    rest = trunk.align(ids).rest
-    stats = yield RunOperation(
-        lambda: trunk.sequence.extend_async(rest, deadline_ms=deadline_ms))
-    return int(stats.num_prefilled)

@@ -99,6 +99,7 @@ class CacheRoom:
             except OutOfBlocksError:
                 if not hasattr(self._engine, "stats"):
                     raise
+                # Who came meanwhile may have had the room.
                 entered = self._snapshot()[2] - num_entered - (self._holds() and not held)
                 if not held and not others and not entered:
                     raise

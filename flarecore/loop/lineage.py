@@ -93,6 +93,18 @@ class Lineage:
         self._rest = tuple(ids[num_shared:])
         return AlignStats(num_shared, self._rest)
 
+    def complete(
+        self, ids: Sequence[int], attached: Attached | None, deadline_ms: float | None
+    ) -> Steps[int]:
+        """Computes what is missing of `ids`, with these passages in view; the tokens prefilled."""
+        if self.num_shared(ids, attached) == len(ids):
+            return 0
+        rest = self.align(ids, attached).rest
+        # Only engines that attach passages, or whose cache can be full, come here: theirs can.
+        sequence = cast(ParallelSequenceLike, self._sequence)
+        stats = yield RunOperation(lambda: sequence.extend_async(rest, deadline_ms=deadline_ms))
+        return int(stats.num_prefilled)
+
     def decode(self, *, max_tokens: int, **options: Any) -> OperationLike[DecodedLike]:
         """Starts the operation that prefills what :meth:`align` left and decodes a sentence."""
         rest, self._rest = self._rest, ()
@@ -141,22 +153,14 @@ class Lineages:
             self._open.values(), key=lambda line: line.num_shared(ids, attached), default=None)
         return self._opened() if best is None else best.fork()
 
-    @property
-    def holds_any(self) -> bool:
-        """Whether a lineage is open."""
-        return bool(self._open)
-
     def restore(
         self, ids: Sequence[int], attached: Attached | None, deadline_ms: float | None
-    ) -> Steps[None]:
-        """Computes what several branches will share, after :attr:`room` gave it back."""
+    ) -> Steps[bool]:
+        """Computes what several branches will share, if :attr:`room` gave everything back."""
         if self._open:
-            return
-        line = self.take("draft", ids, attached)
-        rest = line.align(ids, attached).rest
-        # Only engines whose cache can be full come here; their sequences can do it.
-        sequence = cast(ParallelSequenceLike, line.sequence)
-        yield RunOperation(lambda: sequence.extend_async(rest, deadline_ms=deadline_ms))
+            return False
+        yield from self.take("draft", ids, attached).complete(ids, attached, deadline_ms)
+        return True
 
     def _opened(self) -> Lineage:
         reserved = self._reserved
