@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import model_folder
+import numpy as np
+from helpers import (
+    TinyLlama,
+    model_folder,
+    open_engine,
+    random_ids,
+    tiny_llama_path,
+    transformers_decoder,
+)
 from helpers_tokenizer import ALPHABETS, mixed_strings
 
 CHAT_TEMPLATE = (
@@ -144,3 +152,18 @@ def fallback_tokenizer(prepend_scheme: str) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(values)), bos_token="<s>",
         eos_token="</s>", unk_token="<unk>")
+
+
+def assert_same_as_gguf(spec: TinyLlama, path: Path) -> None:
+    """A GGUF file and a checkpoint of the same weights, saved at `path`, give the same tokens."""
+    from flarecore.reference.gguf_weights import load_llama_gguf
+
+    model = transformers_decoder(load_llama_gguf(tiny_llama_path(spec))).model
+    model.config.bos_token_id = model.config.eos_token_id = None
+    model.save_pretrained(path)
+    bpe_tokenizer().save_pretrained(path)
+    ids = random_ids(50, VOCAB_SIZE - 20)
+    results = [open_engine(source).sequence(ids).decode(64, until="eos", ignore_eos=True)
+               for source in (spec, path)]
+    assert results[0].token_ids == results[1].token_ids
+    np.testing.assert_allclose(results[0].probs, results[1].probs, atol=1e-5, rtol=0)

@@ -15,11 +15,15 @@ from triton_env import DEVICE, torch
 from flarecore.engine import Engine
 from flarecore.gpu.options import GpuOptions
 from flarecore.model import Model
+from flarecore.sampling import SamplingParams
 
 GPU_DEVICE = "interpreter" if DEVICE == "cpu" else "cuda"
 # Of modules that run on either.
 MARKS = [] if DEVICE == "cpu" else [pytest.mark.gpu]
 KV_VALUE_BYTES = 4 if DEVICE == "cpu" else 2  # float32 keys and values in the interpreter only
+
+SAMPLED: dict[str, Any] = {"sampling": SamplingParams(temperature=1.2, seed=11), "until": "eos",
+                           "ignore_eos": True}  # fmt: skip
 
 # The interpreter takes about a millisecond for each program of a launch: as few as there can be.
 SMALL = TinyLlama(num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, hidden_size=32,

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from helpers import TinyLlama, open_engine, random_ids, result_bits, tiny_llama_path
-from helpers_checkpoint import VOCAB_SIZE, checkpoint, tiny
+from helpers_checkpoint import VOCAB_SIZE, assert_same_as_gguf, checkpoint, tiny
 from helpers_gguf import Gguf, Tensor, Typed
 from safetensors.numpy import load_file, save_file
 
@@ -105,22 +105,9 @@ def test_batch_mates(case):
 
 def test_gguf_of_the_same_weights_gives_the_same_tokens(tmp_path):
     """The rows of a Llama file's biases have the order of its matrices."""
-    from helpers import transformers_decoder
-    from helpers_checkpoint import bpe_tokenizer
-
-    from flarecore.reference.gguf_weights import load_llama_gguf
-
     for i, spec in enumerate((TinyLlama(attention_bias=True, vocab_size=VOCAB_SIZE),
                               TinyLlama(architecture="qwen2", vocab_size=VOCAB_SIZE))):
-        path = tmp_path / str(i)
-        model = transformers_decoder(load_llama_gguf(tiny_llama_path(spec))).model
-        model.save_pretrained(path)
-        bpe_tokenizer().save_pretrained(path)
-        ids = random_ids(50, VOCAB_SIZE - 20)
-        results = [open_engine(source).sequence(ids).decode(40, until="eos", ignore_eos=True)
-                   for source in (spec, path)]
-        assert results[0].token_ids == results[1].token_ids
-        np.testing.assert_allclose(results[0].probs, results[1].probs, atol=1e-5, rtol=0)
+        assert_same_as_gguf(spec, tmp_path / str(i))
 
 
 # ---- every bias counts, and none may be missing or left over ----

@@ -10,13 +10,11 @@ from helpers import (
     TinyLlama,
     open_engine,
     random_ids,
-    tiny_llama_path,
     transformers_decoder,
 )
-from helpers_checkpoint import VOCAB_SIZE, bpe_tokenizer, checkpoint, tiny
+from helpers_checkpoint import VOCAB_SIZE, assert_same_as_gguf, checkpoint, tiny
 
 from flarecore.model import Model
-from flarecore.reference.gguf_weights import load_llama_gguf
 from flarecore.reference.sampler import confidences
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
@@ -87,16 +85,7 @@ def test_int8_of_float_weights_is_float32_arithmetic():
 @pytest.mark.parametrize("tied", [True, False])
 def test_gguf_of_the_same_weights_gives_the_same_tokens(tmp_path, tied):
     """A GGUF file has the rows of Q and K in another order."""
-    spec = TinyLlama(tied=tied, vocab_size=VOCAB_SIZE)
-    model = transformers_decoder(load_llama_gguf(tiny_llama_path(spec))).model
-    model.config.bos_token_id = model.config.eos_token_id = None
-    model.save_pretrained(tmp_path)
-    bpe_tokenizer().save_pretrained(tmp_path)
-    ids = random_ids(50, VOCAB_SIZE - 20)
-    results = [open_engine(source).sequence(ids).decode(64, until="eos", ignore_eos=True)
-               for source in (spec, tmp_path)]
-    assert results[0].token_ids == results[1].token_ids
-    np.testing.assert_allclose(results[0].probs, results[1].probs, atol=1e-5, rtol=0)
+    assert_same_as_gguf(TinyLlama(tied=tied, vocab_size=VOCAB_SIZE), tmp_path)
 
 
 def test_old_spelling_of_the_same_configuration(tmp_path):

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 from helpers import random_ids, result_bits
-from helpers_gpu import MARKS, gpu_engine, gpu_model, record_graphs, runner_of
+from helpers_gpu import MARKS, SAMPLED, gpu_engine, gpu_model, record_graphs, runner_of
 from triton_env import DEVICE
 
 from flarecore.sampling import SamplingParams
 
 pytestmark = MARKS
-SAMPLED = {"sampling": SamplingParams(temperature=1.2, seed=11), "until": "eos",
-           "ignore_eos": True}  # fmt: skip
 IDS = random_ids(9)
 
 

@@ -6,6 +6,7 @@ import pytest
 from helpers import random_ids, result_bits
 from helpers_gpu import (
     MARKS,
+    SAMPLED,
     core_of,
     gpu_engine,
     gpu_model,
@@ -24,8 +25,6 @@ from flarecore.gpu.passages import PassageView
 from flarecore.sampling import SamplingParams
 
 pytestmark = MARKS
-SAMPLED = {"sampling": SamplingParams(temperature=1.2, seed=11), "until": "eos",
-           "ignore_eos": True}  # fmt: skip
 IDS = random_ids(9)
 
 
