@@ -7,8 +7,8 @@ namespace flarecore {
 namespace {
 
 // Rows of prefill in a forward pass that others decode in. A pass of 256 rows takes some 40 decode
-// steps: the sentence of one user would wait for all of another's prompt. At 64 rows a prompt costs a
-// fifth more a token than at 256, and a token beside it eight steps.
+// steps: the sentence of one user would wait for all of another's prompt. At 64 rows, some twelve
+// steps, a prompt costs a fifth more a token.
 constexpr int kPrefillBesideDecode = 64;
 
 }  // namespace
