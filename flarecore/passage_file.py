@@ -59,13 +59,13 @@ class PassageKvFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], engine: Engine) -> PassageKvFile:
-        """Maps a file that was written with the same model, compute mode and CPU level or GPU.
+        """Maps a file of the same model, compute mode, `kv_format` and CPU level or GPU.
 
         Raises
         ------
         PassageFileError
             The file is missing, damaged, hostile, of another version, or belongs to another model,
-            compute mode, CPU level or GPU; the message says which.
+            compute mode, `kv_format`, CPU level or GPU; the message says which.
         """
         where = check_path("the path of a passage file", path)
         try:
@@ -173,6 +173,7 @@ def _key_of(engine: Engine) -> dict[str, Any]:
     config = engine.model.config
     return {
         "model": engine.model.fingerprint, "compute": engine.compute,
+        "kv_format": engine.kv_format,
         "isa": _C.cpu_isa() if engine.model.device == "cpu" else engine._native.level,
         "num_layers": config.num_layers, "num_kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim, "block_size_bytes": engine.stats().block_size_bytes}

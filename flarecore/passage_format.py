@@ -5,7 +5,7 @@ SHA-256 of header and tables, the header (JSON), then three tables: ids (int32),
 id, number of ids) and passages (int64: head, first id, number of ids, offset of the blocks, their
 size in bytes, their CRC-32); each begins at a multiple of 64. The blocks of a passage begin at a
 multiple of 4096. The header names what the bits depend on: the model (SHA-256 of its file), compute
-mode, CPU level or GPU, and shape of the blocks.
+mode, format of K and V, CPU level or GPU, and shape of the blocks.
 """
 
 from __future__ import annotations

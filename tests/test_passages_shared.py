@@ -80,7 +80,7 @@ def test_passages_outlive_their_sequence_and_stay_with_their_model():
         assert bits(sequence) == expected
     for other in (open_engine(TinyLlama(seed=2)), open_engine(TinyLlama(), compute="int8")):
         with open_with(other, head, question) as sequence, \
-                pytest.raises(ConfigError, match="another model or compute mode"):
+                pytest.raises(ConfigError, match="another model, compute mode or kv_format"):
             sequence.attach([passage])
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "cpu/cpu_isa.h"
 
 namespace flarecore {
 
@@ -28,11 +29,13 @@ StepCosts step_costs(Model* model, ComputeMode mode, int num_context_tokens) {
   costs.weight_bytes += head.size_bytes();
   costs.weight_bytes += static_cast<int64_t>(weights->output_norm.size() * sizeof(float));
   costs.head_multiply_adds = head.num_rows() * head.num_cols();
-  const int64_t value_bytes = mode == ComputeMode::kInt8 ? 2 : 4;  // float16, or exact
+  const KvFormat format =
+      mode == ComputeMode::kInt8 ? kernels().kv_format : KvFormat::kFloat32;
+  const auto head_bytes = static_cast<int64_t>(kv_head_bytes(format, config.head_dim));
   for (const LayerConfig& layer : config.layers) {
     const int64_t seen = layer.window > 0 ? std::min(layer.window, num_context_tokens)
                                           : num_context_tokens;
-    costs.kv_bytes += 2 * seen * config.kv_size() * value_bytes;
+    costs.kv_bytes += 2 * seen * config.num_kv_heads * head_bytes / kBlockTokens;
   }
   return costs;
 }

@@ -151,6 +151,13 @@ py::dict stats_dict(const EngineHandle& engine) {
                   py::arg("num_rows") = s.num_rows);
 }
 
+KvFormat kv_format_of_name(const std::string& name) {
+  for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt16}) {
+    if (name == kv_format_name(format)) return format;
+  }
+  fail(ErrorKind::kConfig, "unknown kv_format '", name, "'; known: float32, float16, int16");
+}
+
 void bind_operation(py::module_& m) {
   py::class_<Operation, std::shared_ptr<Operation>>(m, "Operation")
       .def("is_done", &Operation::is_done, NoGil())
@@ -223,18 +230,20 @@ void bind_engine(py::module_& m) {
   bind_sequence(m);
   py::class_<EngineHandle>(m, "Engine")
       .def(py::init([](std::shared_ptr<Model> model, int64_t kv_cache_bytes, bool int8,
-                       bool reference_sampler, int max_batch_tokens, bool preallocate) {
+                       bool reference_sampler, int max_batch_tokens, bool preallocate,
+                       const std::optional<std::string>& kv_format) {
              EngineOptions options;
              options.kv_cache_bytes = kv_cache_bytes;
              options.compute = int8 ? ComputeMode::kInt8 : ComputeMode::kFloat32;
              options.sampler = reference_sampler ? SamplerKind::kReference : SamplerKind::kFused;
              options.max_batch_tokens = max_batch_tokens;
              options.preallocate = preallocate;
+             if (kv_format) options.kv_format = kv_format_of_name(*kv_format);
              return std::make_unique<EngineHandle>(std::move(model), options);
            }),
            py::arg("model"), py::arg("kv_cache_bytes"), py::arg("int8"),
            py::arg("reference_sampler"), py::arg("max_batch_tokens"), py::arg("preallocate"),
-           NoGil())
+           py::arg("kv_format") = py::none(), NoGil())
       .def("sequence",
            [](const EngineHandle& e, int num_head, int num_reserved) {
              return std::make_shared<SequenceHandle>(e.pointer(),
@@ -245,6 +254,8 @@ void bind_engine(py::module_& m) {
            py::arg("head_ids"), py::arg("token_ids"), NoGil())
       .def("check_integrity", [](const EngineHandle& e) { e->check_integrity(); }, NoGil())
       .def("stats", &stats_dict)
+      .def_property_readonly("kv_format",
+                             [](const EngineHandle& e) { return kv_format_name(e->kv_format()); })
       .def("close", [](const EngineHandle& e) { e->shutdown(); }, NoGil());
 }
 

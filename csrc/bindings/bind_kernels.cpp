@@ -15,6 +15,7 @@
 #include "common/thread_pool.h"
 #include "cpu/cpu_isa.h"
 #include "cpu/kernel_tables.h"
+#include "kv_cache/kv_slots.h"
 #include "model/ggml_types.h"
 
 namespace py = pybind11;
@@ -120,8 +121,33 @@ py::tuple logit_stats(const std::string& isa, const FloatArray& logits,
 
 int num_converted = 0;  // blocks that attention has made float32
 
+// Blocks of one head in kInt16, from k (blocks, head_dim, 32) and v (blocks, 32, head_dim).
+struct WordBlocks {
+  std::vector<AlignedBuffer> memory;
+
+  WordBlocks(const KernelTable& kernels, const FloatArray& k, const FloatArray& v) {
+    const int head_dim = static_cast<int>(k.shape(1));
+    const KvLayout layout{1, 1, head_dim, KvFormat::kInt16};
+    std::vector<float> key(static_cast<size_t>(head_dim));
+    for (py::ssize_t b = 0; b < k.shape(0); ++b) {
+      memory.emplace_back();
+      memory.back().grow(layout.block_size_bytes());
+      for (int slot = 0; slot < kBlockTokens; ++slot) {
+        for (int d = 0; d < head_dim; ++d) key[static_cast<size_t>(d)] = *k.data(b, d, slot);
+        store_key(layout, kernels, key.data(), slot, memory.back().data());
+        store_value(layout, kernels, v.data(b, slot, 0), slot,
+                    memory.back().data() + layout.v_offset(0, 0));
+      }
+    }
+  }
+  const void* k(size_t block) const { return memory[block].data(); }
+  const void* v(size_t block, int head_dim) const {
+    return memory[block].data() + kv_head_bytes(KvFormat::kInt16, head_dim);
+  }
+};
+
 // q (rows, heads, head_dim), k (blocks, head_dim, 32), v (blocks, 32, head_dim), one KV head.
-template <typename T>
+template <typename T, bool InWords>
 py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>& k,
                     const Array<T>& v, const Array<int32_t>& first_visible,
                     const Array<int32_t>& end_visible, int block_begin, int block_end,
@@ -139,13 +165,19 @@ py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>&
             block_end <= k.shape(0),
         ErrorKind::kConfig, "visible ranges or block range do not match");
   std::vector<const void*> k_blocks, v_blocks;
+  std::optional<WordBlocks> words;
+  if constexpr (InWords) words.emplace(table_of(isa), k, v);
   for (py::ssize_t b = 0; b < k.shape(0); ++b) {
-    k_blocks.push_back(k.data(b, 0, 0));
-    v_blocks.push_back(v.data(b, 0, 0));
+    const size_t i = static_cast<size_t>(b);
+    k_blocks.push_back(words ? words->k(i) : k.data(b, 0, 0));
+    v_blocks.push_back(words ? words->v(i, static_cast<int>(dim)) : v.data(b, 0, 0));
   }
+  const KvFormat format = InWords          ? KvFormat::kInt16
+                          : sizeof(T) == 2 ? KvFormat::kFloat16
+                                           : KvFormat::kFloat32;
   FloatArray out({rows, heads, dim}), row_max({rows, heads}), row_sum({rows, heads});
   AttentionArgs args{q.data(), heads * dim, static_cast<int>(rows), static_cast<int>(heads),
-                     static_cast<int>(dim), scale, sizeof(T) == 2, k_blocks.data(),
+                     static_cast<int>(dim), scale, format, k_blocks.data(),
                      v_blocks.data(), block_begin, block_end, first_visible.data(),
                      end_visible.data(), out.mutable_data(), row_max.mutable_data(),
                      row_sum.mutable_data()};
@@ -156,6 +188,17 @@ py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>&
   args.num_converted = &num_converted;
   table_of(isa).attention(args);
   return py::make_tuple(out, row_max, row_sum);
+}
+
+// (words (n), what a step stands for)
+py::tuple words_of(const std::string& isa, const FloatArray& x, bool by_norm) {
+  check(x.ndim() == 1 && x.size() >= 1 && x.size() <= kMaxHeadDim, ErrorKind::kConfig,
+        "x must have 1 to ", kMaxHeadDim, " numbers");
+  const KernelTable& kernels = table_of(isa);
+  int16_t words[kMaxHeadDim];
+  const float step = (by_norm ? kernels.words_by_norm : kernels.words_by_peak)(x.data(), x.size(),
+                                                                               words);
+  return py::make_tuple(Array<int16_t>(x.size(), words), step);
 }
 
 void bind_elementwise(py::module_& t) {
@@ -175,6 +218,7 @@ void bind_elementwise(py::module_& t) {
 #endif
   t.def("add", &add);
   t.def("to_float16", &to_float16);
+  t.def("words_of", &words_of, py::arg("isa"), py::arg("x"), py::arg("by_norm"));
   t.def("quantize_row", &quantize_row);
   t.def("rmsnorm_quantize", &rmsnorm_quantize);
   t.def("logit_stats", &logit_stats, py::arg("isa"), py::arg("logits"),
@@ -223,10 +267,13 @@ void bind_kernels(py::module_& m) {
       },
       "The level FLARECORE_CPU_ISA=wanted gives on a machine that has `available`.");
   bind_elementwise(t);
-  t.def("attention", &attention<float>, py::arg("isa"), py::arg("q"), py::arg("k"), py::arg("v"),
+  t.def("attention", &attention<float, false>, py::arg("isa"), py::arg("q"), py::arg("k"), py::arg("v"),
         py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
         py::arg("block_end"), py::arg("scale"), py::arg("in_tiles") = false);
-  t.def("attention_float16", &attention<uint16_t>, py::arg("isa"), py::arg("q"), py::arg("k"),
+  t.def("attention_int16", &attention<float, true>, py::arg("isa"), py::arg("q"), py::arg("k"),
+        py::arg("v"), py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
+        py::arg("block_end"), py::arg("scale"), py::arg("in_tiles") = false);
+  t.def("attention_float16", &attention<uint16_t, false>, py::arg("isa"), py::arg("q"), py::arg("k"),
         py::arg("v"), py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
         py::arg("block_end"), py::arg("scale"), py::arg("in_tiles") = false);
   t.def("num_converted_blocks", [] { return num_converted; });

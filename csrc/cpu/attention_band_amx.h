@@ -12,7 +12,6 @@ constexpr int kChunkTokens = kChunkBlocks * kBlockTokens;
 constexpr int kBlockCols = kBlockTokens / kTileCols;  // right tiles of a block's tokens
 static_assert(kChunkBlocks * kBlockCols <= kMaxSums, "one product gives a chunk's scores");
 
-constexpr int kMaxHeadDim = 512;
 constexpr int kMaxDimSteps = kMaxHeadDim / kTileDepth;
 constexpr int kMaxDimCols = kMaxHeadDim / kTileCols;
 constexpr int kMaxBandTiles = 8;

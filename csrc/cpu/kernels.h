@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "common/types.h"
+#include "common/kv_format.h"
 
 namespace flarecore {
 
@@ -93,7 +93,7 @@ constexpr int kAttentionBlocksAhead = 2;
 // Attention of up to kMaxAttentionRows query rows of one sequence that share one KV head, over the
 // KV blocks [block_begin, block_end). Row i sees the token positions [first_visible[i],
 // end_visible[i]); both are absolute, end_visible is at most block_end * 32 of the written tokens.
-// Block layout per KV head: K is (head_dim, 32) with the token index fastest, V is (32, head_dim).
+// Block layout per KV head: common/kv_format.h.
 struct AttentionArgs {
   const float* q;                // (num_rows, num_group_heads, head_dim), row stride q_row_stride
   int64_t q_row_stride;          // floats between two query rows
@@ -101,7 +101,7 @@ struct AttentionArgs {
   int num_group_heads;           // query heads that share the KV head
   int head_dim;                  // a multiple of 8, at most 512
   float scale;                   // multiplies q.k
-  bool kv_float16;               // element type of k_blocks / v_blocks: float16, else float32
+  KvFormat kv_format;            // of k_blocks and v_blocks
   const void* const* k_blocks;   // [block index] -> K of this head in that block
   const void* const* v_blocks;   // [block index] -> V of this head in that block
   int block_begin, block_end;    // block indices
@@ -130,6 +130,7 @@ static inline const void* block_ahead(const AttentionArgs& args, int block, bool
   return other != nullptr ? other : blocks[block];
 }
 constexpr int kMaxAttentionRows = 32;
+constexpr int kMaxHeadDim = 512;
 constexpr int kMaxGroupHeads = 16;
 
 // What one pass over a run of logits leaves behind; runs are joined in index order by the sampler.
@@ -209,6 +210,14 @@ struct KernelTable {
 
   // float32 -> float16, round to nearest even; what overflows becomes +-65504. (n)
   void (*to_float16)(const float* x, int64_t n, uint16_t* y);
+
+  // x in 16-bit integers, rounded to nearest even: in 32,700 steps of its norm, or in 8,191 of its
+  // largest magnitude. Returns what a step stands for, NaN where something is no finite number. (n),
+  // n at most kMaxHeadDim; words has room for kv_row(n).
+  float (*words_by_norm)(const float* x, int64_t n, int16_t* words);
+  float (*words_by_peak)(const float* x, int64_t n, int16_t* words);
+  // What K and V are kept as where they may be rounded: what attention is fastest with.
+  KvFormat kv_format;
 
   // Scale and minimum of the 4-bit codes with the smallest squared error, of nine starts
   // (model/quantize.h), for each group of 32 weights. x is (num_groups, 32), finite; scales >= 0

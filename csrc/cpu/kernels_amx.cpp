@@ -114,7 +114,7 @@ void gated_blocks(const GatedBlocks& product, int64_t group_begin, int64_t group
 }
 
 void attention(const AttentionArgs& args) {
-  if (args.in_tiles && args.kv_float16) return attention_amx(args);
+  if (args.in_tiles && args.kv_format == KvFormat::kFloat16) return attention_amx(args);
   kernel_table_avx512().attention(args);
 }
 
@@ -133,6 +133,7 @@ const KernelTable* kernel_table_amx() {
     t.matmul_blocks = matmul_blocks;
     t.gated_blocks = gated_blocks;
     t.attention = attention;
+    t.kv_format = KvFormat::kFloat16;  // what becomes tiles
     t.attention_scratch_bytes = attention_amx_scratch_bytes();
     return t;
   }();

@@ -7,7 +7,7 @@
 namespace flarecore {
 
 const KernelTable& kernel_table_avx2() {
-  static constexpr KernelTable table = make_table("avx2");
+  static constexpr KernelTable table = make_table("avx2", KvFormat::kFloat16);
   return table;
 }
 

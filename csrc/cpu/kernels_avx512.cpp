@@ -7,7 +7,7 @@
 namespace flarecore {
 
 const KernelTable& kernel_table_avx512() {
-  static constexpr KernelTable table = make_table("avx512");
+  static constexpr KernelTable table = make_table("avx512", KvFormat::kInt16);
   return table;
 }
 

@@ -7,7 +7,7 @@
 namespace flarecore {
 
 const KernelTable& kernel_table_generic() {
-  static constexpr KernelTable table = make_table("generic");
+  static constexpr KernelTable table = make_table("generic", KvFormat::kFloat16);
   return table;
 }
 

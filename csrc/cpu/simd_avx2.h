@@ -88,6 +88,7 @@ inline float reduce_max(Vec a) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+inline Vec square_root(Vec a) { return _mm256_sqrt_ps(a); }
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 // int8 values of a group of 32: sums[0] over all, sums[1] over the first 16.
@@ -117,6 +118,38 @@ inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
                                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
   sum_group(bytes, sums);
+}
+
+// 16-bit integers, two to a lane, and the sums of their products, 32 bits a lane.
+using Words = __m256i;
+using WordSums = __m256i;
+inline WordSums zero_sums() { return _mm256_setzero_si256(); }
+inline Words load_words(const int16_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+// The same two in every lane.
+inline Words set1_words(const int16_t* two) {
+  int32_t both;
+  __builtin_memcpy(&both, two, sizeof(both));
+  return _mm256_set1_epi32(both);
+}
+// Adds both products of a lane to its sum.
+inline WordSums add_products(WordSums sum, Words a, Words b) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}
+inline Vec to_float(WordSums sum) { return _mm256_cvtepi32_ps(sum); }
+// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives anything.
+inline void store_words(int16_t* p, Vec even, Vec odd) {
+  const __m256i high = _mm256_slli_epi32(_mm256_cvtps_epi32(odd), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_blend_epi16(_mm256_cvtps_epi32(even), high, 0xaa));
+}
+// The numbers of one vector.
+inline void store_rounded(int16_t* p, Vec a) {
+  const __m256i whole = _mm256_cvtps_epi32(a);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi32(_mm256_castsi256_si128(whole),
+                                   _mm256_extracti128_si256(whole, 1)));
 }
 
 }  // namespace

@@ -121,6 +121,7 @@ inline Vec reduce_max_each(const Vec* v) {
   return reduce_each(v, [](Vec a, Vec b) { return max(a, b); });
 }
 
+inline Vec square_root(Vec a) { return _mm512_sqrt_ps(a); }
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 inline int32_t round_one(float x) { return _mm_cvtss_si32(_mm_set_ss(x)); }
@@ -136,6 +137,32 @@ inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
   _mm_storeu_si128(out + 1, _mm512_cvtsepi32_epi8(second));
   sums[1] = _mm512_reduce_add_epi32(first);
   sums[0] = sums[1] + _mm512_reduce_add_epi32(second);
+}
+
+// 16-bit integers, two to a lane, and the sums of their products, 32 bits a lane.
+using Words = __m512i;
+using WordSums = __m512i;
+inline WordSums zero_sums() { return _mm512_setzero_si512(); }
+inline Words load_words(const int16_t* p) { return _mm512_loadu_si512(p); }
+// The same two in every lane.
+inline Words set1_words(const int16_t* two) {
+  int32_t both;
+  __builtin_memcpy(&both, two, sizeof(both));
+  return _mm512_set1_epi32(both);
+}
+// Adds both products of a lane to its sum.
+inline WordSums add_products(WordSums sum, Words a, Words b) { return _mm512_dpwssd_epi32(sum, a, b); }
+inline Vec to_float(WordSums sum) { return _mm512_cvtepi32_ps(sum); }
+// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives anything.
+inline void store_words(int16_t* p, Vec even, Vec odd) {
+  constexpr __mmask32 kOdd = 0xaaaaaaaa;
+  const __m512i high = _mm512_slli_epi32(_mm512_cvtps_epi32(odd), 16);
+  _mm512_storeu_si512(p, _mm512_mask_blend_epi16(kOdd, _mm512_cvtps_epi32(even), high));
+}
+// The numbers of one vector.
+inline void store_rounded(int16_t* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));
 }
 
 }  // namespace

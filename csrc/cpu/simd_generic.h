@@ -38,7 +38,7 @@ inline Vec load_first(const float* p, int n, float fill) {
   return make_vec([&](int i) { return i < n ? p[i] : fill; });
 }
 inline void store_first(float* p, const Vec& a, int n) {
-  for (int i = 0; i < n; ++i) p[i] = a.v[i];
+  for (int i = 0; i < n && i < kLanes; ++i) p[i] = a.v[i];
 }
 inline Vec load_half(const uint16_t* p) {
   return make_vec([&](int i) { return float_from_half(p[i]); });
@@ -121,6 +121,9 @@ inline float reduce_max(const Vec& a) {
   return m;
 }
 inline float square_root(float x) { return __builtin_sqrtf(x); }
+inline Vec square_root(const Vec& a) {
+  return make_vec([&](int i) { return square_root(a.v[i]); });
+}
 
 // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; also for NaN, without a trap.
 inline int32_t round_one(float x) {
@@ -137,6 +140,48 @@ inline void round_group(const Vec* x, int32_t shift, int8_t* q, int32_t* sums) {
     q[i] = static_cast<int8_t>((rounded - static_cast<uint32_t>(shift)) & 0xff);
     sums[0] += q[i];
   }
+}
+
+// 16-bit integers, two to a lane, and the sums of their products, 32 bits a lane.
+struct Words {
+  int16_t v[2 * kLanes];
+};
+struct WordSums {
+  int32_t v[kLanes];
+};
+inline WordSums zero_sums() { return {}; }
+inline Words load_words(const int16_t* p) {
+  Words out;
+  for (int i = 0; i < 2 * kLanes; ++i) out.v[i] = p[i];
+  return out;
+}
+// The same two in every lane.
+inline Words set1_words(const int16_t* two) {
+  Words out;
+  for (int i = 0; i < 2 * kLanes; ++i) out.v[i] = two[i % 2];
+  return out;
+}
+// Adds both products of a lane to its sum.
+inline WordSums add_products(const WordSums& sum, const Words& a, const Words& b) {
+  WordSums out;
+  for (int i = 0; i < kLanes; ++i) {
+    out.v[i] = sum.v[i] + a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
+  }
+  return out;
+}
+inline Vec to_float(const WordSums& sum) {
+  return make_vec([&](int i) { return static_cast<float>(sum.v[i]); });
+}
+// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives anything.
+inline void store_words(int16_t* p, const Vec& even, const Vec& odd) {
+  for (int i = 0; i < kLanes; ++i) {
+    p[2 * i] = static_cast<int16_t>(round_one(even.v[i]));
+    p[2 * i + 1] = static_cast<int16_t>(round_one(odd.v[i]));
+  }
+}
+// The numbers of one vector.
+inline void store_rounded(int16_t* p, const Vec& a) {
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int16_t>(round_one(a.v[i]));
 }
 
 }  // namespace

@@ -7,14 +7,21 @@
 #include "common/available_memory.h"
 #include "common/check.h"
 #include "common/start_thread.h"
+#include "cpu/cpu_isa.h"
 #include "engine/retired_workers.h"
 
 namespace flarecore {
 namespace {
 
-KvLayout make_layout(const DecoderConfig& config, ComputeMode compute) {
+KvLayout make_layout(const DecoderConfig& config, const EngineOptions& options) {
   // float32 is the exact mode: its KV must not round either.
-  return {config.num_layers, config.num_kv_heads, config.head_dim, compute == ComputeMode::kInt8};
+  const bool is_exact = options.compute == ComputeMode::kFloat32;
+  const KvFormat format =
+      options.kv_format.value_or(is_exact ? KvFormat::kFloat32 : kernels().kv_format);
+  check(is_exact == (format == KvFormat::kFloat32), ErrorKind::kConfig, "kv_format is ",
+        kv_format_name(format), ", which compute=\"", is_exact ? "float32" : "int8",
+        "\" does not take; it takes ", is_exact ? "float32" : "float16 and int16");
+  return {config.num_layers, config.num_kv_heads, config.head_dim, format};
 }
 
 int64_t default_cache_bytes(const DecoderConfig& config, const KvLayout& layout) {
@@ -66,8 +73,8 @@ Engine::Engine(std::shared_ptr<Model> model, const EngineOptions& options)
       options_(options),
       threads_(model_->num_threads()),
       weights_(model_->weights(options.compute)),
-      cache_(make_layout(model_->config(), options.compute),
-             num_cache_blocks(model_->config(), make_layout(model_->config(), options.compute),
+      cache_(make_layout(model_->config(), options),
+             num_cache_blocks(model_->config(), make_layout(model_->config(), options),
                               options.kv_cache_bytes),
              weights_),
       decoder_(model_->config(), weights_, cache_.layout(), &cache_.pool(), &threads_),

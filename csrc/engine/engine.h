@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -21,6 +22,7 @@ namespace flarecore {
 struct EngineOptions {
   int64_t kv_cache_bytes = 0;  // 0: four full contexts, at most a quarter of the machine's memory
   ComputeMode compute = ComputeMode::kInt8;
+  std::optional<KvFormat> kv_format;  // none: float32 for kFloat32, else what the CPU level prefers
   SamplerKind sampler = SamplerKind::kFused;
   int max_batch_tokens = 256;  // rows of one forward pass
   bool preallocate = false;    // take the memory of the KV cache at once
@@ -71,6 +73,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_integrity();
   EngineStats stats();
   const Model& model() const { return *model_; }
+  KvFormat kv_format() const { return cache_.layout().format; }
 
  private:
   Engine(std::shared_ptr<Model> model, const EngineOptions& options);

@@ -3,20 +3,18 @@
 
 #include <cstddef>
 
-#include "common/types.h"
+#include "common/kv_format.h"
 
 namespace flarecore {
 
-// Where K and V of one KV head lie inside a block: [layer][K, V][kv head][32 x head_dim values],
-// K as (head_dim, 32) with the token index fastest, V as (32, head_dim).
+// Where K and V of one KV head lie inside a block: [layer][K, V][kv head][kv_head_bytes].
 struct KvLayout {
   int num_layers = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
-  bool float16 = true;
+  KvFormat format = KvFormat::kFloat16;
 
-  size_t value_size_bytes() const { return float16 ? 2 : 4; }
-  size_t head_size_bytes() const { return size_t(head_dim) * kBlockTokens * value_size_bytes(); }
+  size_t head_size_bytes() const { return kv_head_bytes(format, head_dim); }
   size_t block_size_bytes() const { return size_t(num_layers) * 2 * num_kv_heads * head_size_bytes(); }
   size_t k_offset(int layer, int kv_head) const {
     return (size_t(layer) * 2 * num_kv_heads + kv_head) * head_size_bytes();

@@ -5,32 +5,14 @@
 #include <cstring>
 #include <new>
 
+#include "kv_cache/kv_slots.h"
+
 namespace flarecore {
-namespace {
-
-// Copies `count` tokens of every head from slot `from_slot` of one block to `to_slot` of another.
-void copy_slots(const KvLayout& layout, const uint8_t* from, int from_slot, uint8_t* to, int to_slot,
-                int count) {
-  const size_t value = layout.value_size_bytes();
-  const size_t row = size_t(layout.head_dim) * value;
-  for (int layer = 0; layer < layout.num_layers; ++layer) {
-    for (int head = 0; head < layout.num_kv_heads; ++head) {
-      const size_t k = layout.k_offset(layer, head), v = layout.v_offset(layer, head);
-      for (int d = 0; d < layout.head_dim; ++d) {
-        const size_t line = k + size_t(d) * kBlockTokens * value;
-        std::memcpy(to + line + to_slot * value, from + line + from_slot * value, count * value);
-      }
-      std::memcpy(to + v + to_slot * row, from + v + from_slot * row, count * row);
-    }
-  }
-}
-
-}  // namespace
-
 PassageKv::PassageKv(const KvLayout& layout, std::vector<TokenId> head, std::vector<TokenId> tokens,
                      std::shared_ptr<const void> owner, const uint8_t* data,
                      const std::shared_ptr<const void>& weights)
-    : block_size_bytes_(layout.block_size_bytes()),
+    : format_(layout.format),
+      block_size_bytes_(layout.block_size_bytes()),
       head_(std::move(head)),
       tokens_(std::move(tokens)),
       owner_(std::move(owner)),

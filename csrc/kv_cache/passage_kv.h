@@ -37,11 +37,13 @@ class PassageKv {
   const uint8_t* block(int i) const { return data_ + size_t(i) * block_size_bytes_; }
   size_t size_bytes() const { return size_t(num_blocks()) * block_size_bytes_; }
 
-  bool is_from(const std::shared_ptr<const void>& weights) const {
-    return !weights_.owner_before(weights) && !weights.owner_before(weights_);
+  // Whether an engine with these weights and blocks of this format may attach it.
+  bool fits(const std::shared_ptr<const void>& weights, KvFormat format) const {
+    return format == format_ && !weights_.owner_before(weights) && !weights.owner_before(weights_);
   }
 
  private:
+  KvFormat format_;
   size_t block_size_bytes_;
   std::vector<TokenId> head_, tokens_;
   std::shared_ptr<const void> owner_;

@@ -86,7 +86,7 @@ void Decoder::plan(Span<const ForwardSegment> segments) {
                            segments[s].position(place)});
     }
   }
-  ws_->has_tiles = layout_.float16 && kernels().attention_scratch_bytes > 0;
+  ws_->has_tiles = layout_.format == KvFormat::kFloat16 && kernels().attention_scratch_bytes > 0;
   ws_->resize(config_, can_fuse_rows_, can_fuse_blocks_);
   ws_->plan_attention(config_, segments);
   // Short contexts need none; the rows that are kept later need no more.

@@ -1,19 +1,13 @@
 // The attention part of the decoder: rotary embedding, KV store, splits and their join.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "cpu/cpu_isa.h"
+#include "kv_cache/kv_slots.h"
 #include "model/decoder_workspace.h"
 
 namespace flarecore {
 namespace {
-
-template <typename T>
-void store_key(const T* values, int head_dim, int slot, void* block) {
-  T* out = static_cast<T*>(block) + slot;
-  for (int d = 0; d < head_dim; ++d) out[size_t(d) * kBlockTokens] = values[d];
-}
 
 // One head's part of a bias, null where the model has none.
 const float* bias_of(const std::vector<float>& bias, int head, int head_dim) {
@@ -64,17 +58,9 @@ void Decoder::store_kv(const LayerWeights& weights, int layer, Span<const Forwar
     kernels().add(bias, head_dim, value);
   }
   uint8_t* k_block = blocks_->data(block) + layout_.k_offset(layer, kv_head);
-  uint8_t* v_row = blocks_->data(block) + layout_.v_offset(layer, kv_head) +
-                   slot * head_dim * layout_.value_size_bytes();
-  if (layout_.float16) {
-    uint16_t half_key[512];  // read_decoder_config limits head_dim to 512
-    kernels().to_float16(key, head_dim, half_key);
-    store_key(half_key, head_dim, slot, k_block);
-    kernels().to_float16(value, head_dim, reinterpret_cast<uint16_t*>(v_row));
-  } else {
-    store_key(key, head_dim, slot, k_block);
-    std::memcpy(v_row, value, head_dim * sizeof(float));
-  }
+  uint8_t* v_block = blocks_->data(block) + layout_.v_offset(layer, kv_head);
+  store_key(layout_, kernels(), key, slot, k_block);
+  store_value(layout_, kernels(), value, slot, v_block);
 }
 
 // What comes before attention, for one tile and KV head: queries rotated into a place of the task's
@@ -195,7 +181,7 @@ void Decoder::attend(const LayerWeights& weights, int layer, const AttentionPlan
   args.num_group_heads = group;
   args.head_dim = config_.head_dim;
   args.scale = config_.attention_scale;
-  args.kv_float16 = layout_.float16;
+  args.kv_format = layout_.format;
   args.in_tiles = ws_->has_tiles && is_before(tile);
   if (args.in_tiles) {
     args.scratch = ws_->attention_scratch.data() + thread * kernels().attention_scratch_bytes;

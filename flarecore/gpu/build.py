@@ -125,4 +125,5 @@ def make_engine(model: Model, *, kv_cache_bytes: int | None, passage_cache_bytes
                           replay_steps=min(options.steps_per_replay, options.steps_per_run),
                           run_steps=1 if sampler == "reference" else options.steps_per_run),
         max_decode_rows=options.max_batch_rows))
-    return GpuEngine(core, shape.vocab_size, passage_cache_bytes, _level_of(device))
+    return GpuEngine(core, shape.vocab_size, passage_cache_bytes, _level_of(device),
+                     kv_format=str(kv_dtype).removeprefix("torch."))

@@ -118,11 +118,12 @@ class GpuEngine:
     """The counterpart of ``_C.Engine``: ends its worker with its last reference."""
 
     def __init__(self, core: Core, vocab_size: int, passage_cache_bytes: int,
-                 level: str) -> None:
+                 level: str, kv_format: str) -> None:
         self._core = core
         self._vocab_size = vocab_size
         self.passage_cache_bytes = passage_cache_bytes
         self.level = level  # of the device, as files of passages name it
+        self.kv_format = kv_format
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # also where the interpreter is being torn down
