@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import types
 from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -17,25 +18,38 @@ __all__ = ["check_object", "dumps", "from_jsonable", "json_value", "loads_object
 
 T = TypeVar("T")
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def to_jsonable(value: Any) -> Any:
-    """Dataclasses become objects, tuples become lists, everything else stays."""
+    """Dataclasses become objects, tuples lists, sets sorted lists, everything else stays."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
         return [to_jsonable(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return [to_jsonable(item) for item in sorted(value, key=repr)]
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     return value
 
 
 def json_value(value: Any) -> Any:
-    """`value` as plain JSON values; what JSON does not know becomes its ``str``."""
-    return json.loads(json.dumps(to_jsonable(value), default=str), parse_constant=str)
+    """`value` as plain JSON values; what JSON does not know becomes its ``str``.
+
+    Raises
+    ------
+    ConfigError
+        It holds itself, is nested too deeply, or an integer has thousands of digits.
+    """
+    try:
+        return json.loads(json.dumps(to_jsonable(value), default=str), parse_constant=str)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot be written as JSON: {error}") from None
 
 
 def dumps(data: Mapping[str, Any], *, indent: int | None = None) -> str:
-    """One JSON text; numbers that are not finite are refused.
+    """One JSON text that UTF-8 can hold; numbers that are not finite are refused.
 
     Raises
     ------
@@ -43,9 +57,11 @@ def dumps(data: Mapping[str, Any], *, indent: int | None = None) -> str:
         Something in `data` is no JSON value.
     """
     try:
-        return json.dumps(data, ensure_ascii=False, allow_nan=False, indent=indent)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=indent)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be written as JSON: {error}") from None
+    # A retriever's text can hold half a surrogate pair: UTF-8 cannot, an escape can.
+    return _SURROGATE.sub(lambda half: f"\\u{ord(half.group()):04x}", text)
 
 
 def loads_object(where: str, text: str | bytes) -> dict[str, Any]:

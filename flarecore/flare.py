@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flarecore.answer_stream import AnswerStream, AsyncAnswerStream
+from flarecore.codec import json_value
 from flarecore.config import FlareConfig
 from flarecore.errors import (
     ClosedError,
@@ -223,8 +224,10 @@ class Flare:
         if filter is not None and not isinstance(filter, Mapping):
             raise ConfigError(
                 f"filter must map field names to conditions, got {type(filter).__name__}")
+        filter_shown = None
         if filter is not None:
             _check_filter(self._retriever, filter)
+            filter_shown = _shown(filter)
         model = self._engine.model
         built, template = self._build(prompt, question, num_head_tokens)
         asks = self._config.gate == "always" or (
@@ -240,7 +243,7 @@ class Flare:
         return AnswerSetup(
             engine=self._engine, config=self._config, prompt=built, template=template,
             pieces=self._pieces, maker=maker, joint=self._joint, scope=scope, filter=filter,
-            clock=self._clock, started=started,
+            filter_shown=filter_shown, clock=self._clock, started=started,
             reserved=None if num_reserved is None else Reserved(
                 built.num_attach_head, num_reserved))
 
@@ -265,6 +268,15 @@ def _check_retriever(retriever: object) -> None:
         raise ConfigError(
             f"{type(retriever).__name__}.search must be a plain method, an async one must be "
             "called asearch (agenerate and astream await it), beside a plain search")
+
+
+def _shown(filter: Filter) -> dict[str, Any]:
+    """The filter as JSON values, for events and trace."""
+    try:
+        shown: dict[str, Any] = json_value(filter)
+    except ConfigError as error:
+        raise ConfigError(f"filter: {error}; use smaller values") from None
+    return shown
 
 
 def _check_filter(retriever: object, filter: Filter) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +22,8 @@ _MAX_UINT64 = 2**64 - 1
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling options. They never change a confidence, only which token is chosen.
+
+    Numbers that are no integers are taken as 32-bit floats.
 
     Random numbers are counter-based and keyed by (seed, stream, position, pass), so the same
     parameters give the same tokens whatever else the engine is doing.
@@ -62,20 +66,20 @@ class SamplingParams:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("temperature", check_number("temperature", self.temperature, 0.0))
+        put("temperature", _check_float32("temperature", self.temperature, 0.0))
         put("top_k", check_int("top_k", self.top_k, 0, _MAX_INT32))
-        put("top_p", check_number("top_p", self.top_p, 0.0, 1.0, open_low=True))
+        put("top_p", _check_float32("top_p", self.top_p, 0.0, 1.0, open_low=True))
         put("min_p", check_number("min_p", self.min_p, 0.0, 1.0))
         put("seed", check_int("seed", self.seed, 0, _MAX_UINT64))
         put("stream", check_int("stream", self.stream, 0, _MAX_UINT32))
         put("repetition_penalty",
-            check_number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True))
+            _check_float32("repetition_penalty", self.repetition_penalty, 0.0, open_low=True))
         if not isinstance(self.logit_bias, Mapping):
             raise ConfigError(
                 f"logit_bias must map token ids to numbers, got {type(self.logit_bias).__name__}")
         put("logit_bias", {
             check_int("logit_bias: token id", token_id, 0, _MAX_INT32):
-                check_number(f"logit_bias[{token_id}]", bias)
+                _check_float32(f"logit_bias[{token_id}]", bias)
             for token_id, bias in self.logit_bias.items()})
 
     @classmethod
@@ -102,3 +106,22 @@ class SamplingParams:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values["logit_bias"] = {str(k): v for k, v in self.logit_bias.items()}
         return values
+
+
+def _check_float32(
+    where: str, value: object, low: float = -math.inf, high: float = math.inf, *,
+    open_low: bool = False
+) -> float:
+    """`value` as ``check_number`` gives it, if that also holds for the float32 nearest to it.
+
+    A number too far below 0 for a float32 is well: as a bias it rules a token out.
+    """
+    number = check_number(where, value, low, high, open_low=open_low)
+    try:
+        (nearest,) = struct.unpack("f", struct.pack("f", number))
+    except OverflowError:
+        nearest = math.copysign(math.inf, number)
+    if nearest == math.inf or (open_low and nearest <= low):
+        size = "large" if nearest == math.inf else "small"
+        raise ConfigError(f"{where} is too {size} for a 32-bit float, got {number!r}")
+    return number

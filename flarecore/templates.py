@@ -15,6 +15,7 @@ from flarecore.errors import ConfigError
 from flarecore.validation import (
     check_choice,
     check_strings,
+    check_unicode,
     named_options,
     unknown_name,
 )
@@ -209,7 +210,7 @@ class PromptTemplate:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"template {path}: {error.strerror or error}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"template {path}: not JSON: {error}") from None
         try:
             return cls.from_dict(data)
@@ -227,6 +228,7 @@ def _check_piece(name: str, piece: object) -> None:
     where = f"PromptTemplate.{name}"
     if not isinstance(piece, str):
         raise ConfigError(f"{where} must be a string, got {type(piece).__name__}")
+    check_unicode(where, piece)
     required, optional = _PLACEHOLDERS[name]
     try:
         parsed = list(Formatter().parse(piece))

@@ -16,8 +16,10 @@ __all__ = [
     "used_spans",
 ]
 
-# Everything that could move the cursor, change colours or the window's title.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Everything that could move the cursor, change colours or the window's title, and what UTF-8 cannot
+# hold.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # A number with its separators, a word, or one character of a script without spaces.
 _WORD = re.compile(
     r"\d[\d.,:]*\d|\d|[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
@@ -102,11 +104,12 @@ def excerpt(text: str, words: frozenset[str], max_chars: int) -> tuple[int, int]
     spans = used_spans(text, words)
     if not spans:
         return 0, _word_end(text, max_chars)
-    best, best_count = spans[0], 0
+    best, best_count, last = spans[0], 0, 0
     for first, (begin, _) in enumerate(spans):
-        inside = [span for span in spans[first:] if span[1] - begin <= max_chars]
-        if len(inside) > best_count:
-            best, best_count = (begin, inside[-1][1] if inside else spans[first][1]), len(inside)
+        while last < len(spans) and spans[last][1] - begin <= max_chars:
+            last += 1  # spans[first:last] fit together; their ends ascend, so none is tried twice
+        if last - first > best_count:
+            best, best_count = (begin, spans[last - 1][1]), last - first
     spare = max(max_chars - (best[1] - best[0]), 0)
     begin = min(_word_begin(text, max(best[0] - spare // 2, 0)), best[0])
     return begin, _word_end(text, begin + max_chars)

@@ -94,6 +94,8 @@ def test_what_only_looks_like_an_option_is_none(capsys):
     (["generate", "--model", "m", "--no-retrieval", "--theta", "2", "q"], 2, ["theta", "2"]),
     (["generate", "--model", "m", "--no-retrieval", "--top-p", "0", "q"], 2, ["top_p"]),
     (["generate", "--model", "m", "--no-retrieval", "--filter", "{", "q"], 2, ["--filter"]),
+    (["generate", "--model", "m", "--no-retrieval", "--filter", "[" * 99_999, "q"], 2,
+     ["--filter"]),
     (["generate", "--model", "m", "--no-retrieval", "--filter", "[]", "q"], 2, ["JSON object"]),
     (["generate", "--model", "no-such-model", "--no-retrieval", "q"], 1,
      ["no-such-model", "smollm2-135m", "hint: 'flarecore doctor'"]),

@@ -194,6 +194,20 @@ def test_markdown_headings():
     assert markdown_sections("# Only a heading", "name") == []
 
 
+def test_number_signs_that_close_a_heading_and_those_of_its_text():
+    lines = ["# C#", "a", "# F# ##", "b", "#  #", "c", "# x\t##\t", "d"]
+    assert markdown_sections("\n".join(lines), "name") == [
+        Section("C#", "a"), Section("F#", "b"), Section("name", "c"), Section("x", "d")]
+
+
+@pytest.mark.parametrize("run", [".", "!", "?!", ".)", " ", "\t", "#", " #", "# ", "\n ", "。"])
+def test_long_runs_take_linear_time(run):
+    """Some took quadratic or cubic time: with these sizes the test would not end."""
+    many = run * (400_000 // len(run))
+    assert "".join(split_text(many + "x", max_words=50)).endswith("x")
+    assert len(markdown_sections(f"# a{many}b\ntext", "name")) >= 1
+
+
 def test_what_is_no_regular_file_is_refused_not_waited_for(tmp_path):
     (tmp_path / "a.txt").write_text("A short text.")
     os.mkfifo(tmp_path / "pipe.txt")

@@ -13,6 +13,7 @@ from flarecore.eval import (
     text_language,
     words_of,
 )
+from flarecore.eval.extract import Extracted
 
 
 @pytest.mark.parametrize(("answer", "gold", "em", "f1"), [
@@ -93,6 +94,13 @@ def test_extraction(text, language, answer, has_pattern):
 def test_the_lead_is_what_stands_before_the_pattern():
     assert extract_answer("A is B. So the answer is C.", "en").lead == "A is B. "
     assert extract_answer("甲是乙。所以答案是丙。", "zh").lead == "甲是乙。"
+
+
+def test_extraction_of_long_white_space_takes_linear_time():
+    text = "所以" + " \n" * 200_000 + "x"
+    assert extract_answer(text, "zh") == Extracted("x", False, text)
+    assert extract_answer("因此，\n答案是 北京。", "zh") == Extracted("北京", True, "")
+    assert extract_answer("好。 答案是北京。", "zh").answer == "北京"
 
 
 def test_bootstrap_is_seeded_and_right():

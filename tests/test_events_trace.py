@@ -14,13 +14,15 @@ from flarecore.errors import ConfigError
 from flarecore.events import Event, Finished, SentenceAccepted
 from flarecore.flare import Flare
 from flarecore.result import FlareResult
+from flarecore.retrieval.passage import Passage
 from flarecore.trace import FlareStats, Trace
 
 
-def answer(filter=None, **options):
+def answer(filter=None, found=None, **options):
     script = Lists([Say(" One."), Say(" In 1913 年.", low=LOW), Say(stop="eos")],
                    [Say(" In 1912.")])
-    return run(script, ScriptedRetriever(passages("Q.", "R.", "Q.")), initial_retrieval=True,
+    found = found or passages("Q.", "R.", "Q.")
+    return run(script, ScriptedRetriever(found), initial_retrieval=True,
                request={"filter": filter or {"tags": ("a", "b")}, "scope": "then"}, **options)
 
 
@@ -49,6 +51,36 @@ def test_a_filter_that_json_does_not_know_is_shown_as_text():
     assert Trace.from_json(result.trace.to_json()) == result.trace
     shown = result.trace.initial_retrieval.filter
     assert shown == {"at_most": ["Infinity", "NaN"], "kind": str(Lists)}
+
+
+def test_a_set_in_a_filter_is_shown_in_one_order():
+    result, _, _ = answer(filter={"lang": {"zh", "en", "de"}, "n": frozenset({2, 1})})
+    assert result.trace.initial_retrieval.filter == {"lang": ["de", "en", "zh"], "n": [1, 2]}
+
+
+_NESTED: list = []
+_NESTED.append(_NESTED)
+
+
+@pytest.mark.parametrize("filter", [{"n": {"lt": 10**5000}}, {"a": _NESTED}])
+def test_a_filter_that_no_trace_can_hold_is_refused_before_any_work(filter):
+    engine, retriever = ScriptedEngine(None), ScriptedRetriever()
+    with pytest.raises(ConfigError, match="filter: cannot be written as JSON"):
+        Flare(engine, retriever).stream("Why?", filter=filter)
+    assert not engine.num_opened and not retriever.searches
+
+
+def test_half_a_surrogate_pair_of_a_retriever_does_no_harm():
+    """JSON files can hold one, so passages and filters can; UTF-8 files cannot."""
+    odd = Passage("p\ud800", "Rome \udfff 1912.", title="\udc00", score=1.0)
+    result, _, events = answer(
+        found=[odd], filter={"\ud800": "\udfff\ud800"})
+    text = result.trace.to_json()
+    assert Trace.from_json(text.encode("utf-8")) == result.trace
+    assert result.trace.initial_retrieval.passages[0].text == odd.text
+    assert "[U+DFFF]" in result.trace.to_html() and result.trace.to_html().encode("utf-8")
+    for event in events:
+        assert Event.from_json(event.to_json().encode("utf-8")) == event
 
 
 @pytest.mark.parametrize(("change", "message"), [

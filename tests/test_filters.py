@@ -49,6 +49,8 @@ def rows_of(filter, passages=PASSAGES):
     ({"tags": {"ne": "c"}}, [0, 3]),
     ({"tags": {"not_in": ["a", "c"]}}, [3]),
     ({"tags": {"gt": "b"}}, [1]),
+    ({"tags": {"gte": "c\0"}}, []),
+    ({"tags": {"lt": "a\0"}}, [0]),
     ({"tags": {"in": ["a", "c"], "ne": "b"}}, []),
     ({"date": {"gte": "2023-06-01", "lte": "2024-01-01"}}, [1]),
     ({"ok": True}, [1]),
@@ -117,7 +119,7 @@ def test_masks_follow_new_passages():
 
 
 SCALARS = st.one_of(st.integers(-2, 2), st.sampled_from([0.5, 1.0, 2.0]), st.booleans(),
-                    st.sampled_from(["", "1", "a", "b", "B", "é", "中"]))
+                    st.sampled_from(["", "1", "a", "a\0", "\0", "b", "B", "é", "中"]))
 FIELDS = st.sampled_from(["x", "y"])
 METADATA = st.dictionaries(FIELDS, st.one_of(SCALARS, st.none(), st.lists(SCALARS, max_size=3)))
 BOUNDS = SCALARS.filter(lambda v: not isinstance(v, bool))

@@ -120,7 +120,9 @@ def test_fewer_passages_than_k(num_rows):
 def test_k_beyond_what_the_graph_reaches():
     _, _, retriever = make(m=2, ef_construction=2, ef_search=1)
     assert [len(p) for p in retriever.search(QUERIES[:4], 340)] == [340] * 4
-    assert [len(p) for p in retriever.search(QUERIES[:4], NUM_ROWS + 1)] == [NUM_ROWS] * 4
+    for k in (NUM_ROWS + 1, 2**64, 10**400):
+        assert [len(p) for p in retriever.search(QUERIES[:4], k)] == [NUM_ROWS] * 4
+        assert [len(p) for p in retriever.search(QUERIES[:4], k, {"n": {"lt": 300}})] == [300] * 4
 
 
 def test_graph_that_cannot_reach_enough_falls_back_to_exact(monkeypatch):

@@ -84,6 +84,7 @@ def test_results_are_interleaved_by_rank_without_repeats():
     results = [found("a", "b", "c"), found("d", "a", "e"), found()]
     assert ids(results, 5) == ["a", "d", "b", "c", "e"]
     assert ids(results, 3) == ["a", "d", "b"]
+    assert ids(results, 10**18) == ["a", "d", "b", "c", "e"]
     assert ids([found("a"), found("b", text="text\n a")], 3) == ["a"], "the same text"
     assert ids([found(), found()], 3) == []
     assert ids([found("a", "a", "b")], 2) == ["a", "a", "b"], "one query's list stays as it is"

@@ -298,19 +298,6 @@ def test_options_that_leave_nothing_to_choose_are_named(options, message, refere
             native_sample(np.full(4, np.nan), **draw, **options)
 
 
-@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40])
-def test_tiny_temperature_is_greedy(temperature):
-    """Also where 1 / temperature overflows float32."""
-    logits = np.array([-2.0, 1.0, 3.0, 2.9, -np.inf], dtype=np.float32)
-    for options in ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
-        for draw in (
-            sample(logits, temperature=temperature, **options).token_id,
-            native_sample(logits, temperature=temperature, **options)[0],
-            native_sample(logits, temperature=temperature, reference=True, **options)[0],
-        ):
-            assert draw == 2
-
-
 @pytest.mark.parametrize("filters", FILTERS)
 def test_native_frequencies(filters):
     """Chi-square of the native sampler against the exact distribution of the reference."""

@@ -29,6 +29,8 @@ CHAT = PromptTemplate.chat(
     ("passage", "{text} }", "write a literal brace twice"),
     ("head", "{passages}", "head: unexpected placeholder.*allowed here: none"),
     ("boundary_evidence", "", r"boundary_evidence must hold \{passages\}"),
+    ("answer", "A\ud800", "answer is not valid Unicode text"),
+    ("passage", "\udfff{text}", "passage is not valid Unicode text"),
     ("answer", 3, "answer must be a string, got int"),
     ("stop", "end", "stop must be a list of strings"),
     ("kind", "caht", "did you mean 'chat'")])
@@ -65,9 +67,10 @@ def test_a_template_file_says_where_it_is_wrong(tmp_path):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
             PromptTemplate.load(path)
-    path.write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"prompt\.json: not JSON"):
-        PromptTemplate.load(path)
+    for data in (b"\xff", b"[" * 100_000):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match=r"prompt\.json: not JSON"):
+            PromptTemplate.load(path)
     with pytest.raises(ConfigError, match=r"missing\.json: No such file"):
         PromptTemplate.load(tmp_path / "missing.json")
 

@@ -1,16 +1,21 @@
-"""The page of answers with rules, queries by the model, stopped drafts and unchanged passages."""
+"""The page: rules, queries by the model, stopped drafts, unchanged passages, marked words."""
 
 from __future__ import annotations
 
 import html
 
 from helpers_trace import parse
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scripted_model import Lists, Say, ScriptedRetriever
 from test_controller import LOW, run
 from test_controller_queries import ASK, DRAFT, Asking
 from test_evidence_policies import named
 
 from flarecore.rules import DraftRule
+from flarecore.trace_html.markup import tag
+from flarecore.trace_html.searches import Words, marked
+from flarecore.wording import used_spans
 
 
 def card(result, number=1):
@@ -71,3 +76,27 @@ def test_passages_that_were_in_view_already():
     _, shown = card(result)
     assert "had these very passages in view already" in shown.text
     assert "accepted as drafted" in shown.text
+
+
+WORDS = st.lists(st.sampled_from(["Bern", "Ada", "1912", "the", "born-in", "你好吗", "。", "x"]))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(WORDS, WORDS, WORDS, st.integers(0, 30), st.integers(0, 30))
+def test_marks_are_the_used_words_and_the_new_ones(text, used, known, begin, size):
+    whole, words = " ".join(text), Words(" ".join(used), "-- " + " ".join(known))
+    end = min(begin + size, len(whole))
+    shown = parse("<!DOCTYPE html>\n" + tag("p", marked(whole, words, begin, end))).one("p")
+
+    def covered(spans):
+        return [whole[i:j] for i, j in spans if begin <= i and j <= end]
+
+    assert shown.text == whole[begin:end]
+    assert "".join(m.text for m in shown.all("mark")) == "".join(
+        covered(used_spans(whole, words.used)))
+    assert [m.text for m in shown.all("mark", "new")] == covered(used_spans(whole, words.new))
+
+
+def test_a_long_passage_is_marked_in_linear_time():
+    text = "Bern and " * 50_000
+    assert marked(text, Words("in Bern")).count("<mark") == 50_000

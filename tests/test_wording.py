@@ -1,5 +1,6 @@
 """The display's text work: safe text, used words, excerpts."""
 
+import numpy as np
 import pytest
 
 from flarecore.wording import content_words, excerpt, filter_words, printable, used_spans
@@ -11,6 +12,7 @@ from flarecore.wording import content_words, excerpt, filter_words, printable, u
     ("\x9b31mred", "\N{REPLACEMENT CHARACTER}31mred"),
     ("a\u202egpj.exe", "a\N{REPLACEMENT CHARACTER}gpj.exe"),
     ("a\r\nb\rc", "a\nb\N{REPLACEMENT CHARACTER}c"),
+    ("half \ud800 a pair", "half \N{REPLACEMENT CHARACTER} a pair"),
     ("差旅 θ", "差旅 θ"),
 ])
 def test_control_characters_are_replaced(text, shown):
@@ -51,6 +53,23 @@ def test_excerpt_is_a_bounded_range(text, words):
     assert end - begin <= 100
     if text:
         assert end > begin
+
+
+def test_excerpt_has_the_most_used_words_that_fit():
+    rng = np.random.default_rng(4)
+    for size in (5, 17, 40):
+        text = " ".join(rng.choice(["two", "one", "longer"], 60))
+        found = used_spans(text, frozenset({"two"}))
+        most = max(sum(begin <= left and right <= begin + size for left, right in found)
+                   for begin, _ in found)
+        begin, end = excerpt(text, frozenset({"two"}), size)
+        assert len(used_spans(text[begin:end], frozenset({"two"}))) == most
+
+
+def test_excerpt_of_a_long_text_takes_linear_time():
+    text = "two one " * 100_000
+    begin, end = excerpt(text, frozenset({"two"}), 100)
+    assert text[begin:end].startswith("two one two")
 
 
 def test_short_texts_are_whole():

@@ -28,11 +28,10 @@ py::tuple sample(const FloatArray& logits, const py::dict& params, uint32_t posi
   }
   const int64_t vocab = logits.size();
   std::vector<LogitStats> stats(num_logit_runs(vocab));
-  const float inverse_temperature = sampling.is_greedy() ? 1.0f : 1.0f / sampling.temperature;
   for (size_t run = 0; run < stats.size(); ++run) {
     const int64_t begin = int64_t(run) * kLogitRun;
     kernels().logit_stats(logits.data() + begin, std::min<int64_t>(kLogitRun, vocab - begin),
-                          inverse_temperature, &stats[run]);
+                          sampling.inverse_temperature(), &stats[run]);
   }
   Sampler sampler(reference ? SamplerKind::kReference : SamplerKind::kFused);
   const LogitsRow row = {{logits.data(), static_cast<size_t>(vocab)},

@@ -186,8 +186,7 @@ ForwardSegment Operation::plan(KvCache* cache, int max_rows) {
   segment.passages = kv.passages;
   segment.sees_from = kv.sees_from;
   segment.logits_begin = step_logits_begin_;
-  const SamplingParams& sampling = request_.decode.sampling;
-  segment.inverse_temperature = sampling.is_greedy() ? 1.0f : 1.0f / sampling.temperature;
+  segment.inverse_temperature = request_.decode.sampling.inverse_temperature();
   return segment;
 }
 

@@ -111,8 +111,7 @@ Sampled Sampler::sample(const LogitsRow& row, const SamplingParams& params,
   join(row.stats);  // what is wrong with the model's own logits is no matter of the options
   adjusted_.assign(row.logits.begin(), row.logits.end());
   adjust_logits(params, context.history, &adjusted_);
-  const float inverse_temperature = params.is_greedy() ? 1.0f : 1.0f / params.temperature;
-  compute_stats(adjusted_, inverse_temperature, &adjusted_stats_);
+  compute_stats(adjusted_, params.inverse_temperature(), &adjusted_stats_);
   Sampled out = sample_fused({adjusted_, adjusted_stats_}, params, uniform);
   out.prob = confidence(row, out.token);
   return out;
@@ -125,7 +124,7 @@ Sampled Sampler::sample_fused(const LogitsRow& row, const SamplingParams& params
   }
   const TokenId token = params.has_filters()
                             ? sample_filtered(row, params, uniform)
-                            : sample_unfiltered(row, 1.0f / params.temperature, uniform);
+                            : sample_unfiltered(row, params.inverse_temperature(), uniform);
   return {token, confidence(row, token)};
 }
 

@@ -9,13 +9,13 @@
 namespace flarecore {
 namespace {
 
-std::vector<double> softmax(const std::vector<double>& logits) {
+// Probabilities times one number. They are not divided by their sum, so that the weights of ties
+// are 1 and add up exactly: top-p has to stop where half of them are half of the mass.
+std::vector<double> weights_of(Span<const float> logits, double temperature) {
   const double max = *std::max_element(logits.begin(), logits.end());
-  std::vector<double> probs(logits.size());
-  double sum = 0.0;
-  for (size_t i = 0; i < logits.size(); ++i) sum += probs[i] = std::exp(logits[i] - max);
-  for (double& p : probs) p /= sum;
-  return probs;
+  std::vector<double> weights;
+  for (float l : logits) weights.push_back(std::exp((double(l) - max) / temperature));
+  return weights;
 }
 
 // First id whose cumulative weight exceeds u * total.
@@ -32,12 +32,12 @@ TokenId inverse_cdf(const std::vector<TokenId>& ids, const std::vector<double>& 
   return last;
 }
 
-void keep_top_p(double top_p, const std::vector<double>& probs, std::vector<TokenId>* kept) {
+void keep_top_p(double top_p, const std::vector<double>& weights, std::vector<TokenId>* kept) {
   double mass = 0.0;
-  for (TokenId id : *kept) mass += probs[id];
+  for (TokenId id : *kept) mass += weights[id];
   double cumulative = 0.0;
   size_t count = 0;
-  while (count < kept->size() && cumulative < top_p * mass) cumulative += probs[(*kept)[count++]];
+  while (count < kept->size() && cumulative < top_p * mass) cumulative += weights[(*kept)[count++]];
   kept->resize(std::max<size_t>(count, 1));
 }
 
@@ -66,24 +66,24 @@ Sampled sample_reference(Span<const float> logits, const SamplingParams& params,
 
   std::vector<float> adjusted(logits.begin(), logits.end());
   adjust_logits(params, context.history, &adjusted);
-  const std::vector<double> confidences = softmax({logits.begin(), logits.end()});
+  const std::vector<double> raw = weights_of(logits, 1.0);
+  const double total = std::accumulate(raw.begin(), raw.end(), 0.0);
 
   std::vector<TokenId> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
   std::stable_sort(ids.begin(), ids.end(),
                    [&](TokenId a, TokenId b) { return adjusted[a] > adjusted[b]; });
-  if (params.is_greedy()) return {ids[0], static_cast<float>(confidences[ids[0]])};
+  if (params.is_greedy()) return {ids[0], static_cast<float>(raw[ids[0]] / total)};
 
-  std::vector<double> tempered(adjusted.begin(), adjusted.end());
-  for (double& l : tempered) l /= params.temperature;
-  const std::vector<double> probs = softmax(tempered);
+  const std::vector<double> weights =
+      weights_of({adjusted.data(), adjusted.size()}, params.temperature);
   if (params.top_k > 0) ids.resize(std::min<size_t>(params.top_k, ids.size()));
-  if (params.top_p < 1.0f) keep_top_p(params.top_p, probs, &ids);
+  if (params.top_p < 1.0f) keep_top_p(params.top_p, weights, &ids);
   if (params.min_p > 0.0f) keep_min_p(params.min_p, params.temperature, adjusted, &ids);
   if (!params.has_filters()) std::sort(ids.begin(), ids.end());
   const double u = philox_uniform({params.seed, params.stream, context.position, context.pass});
-  const TokenId token = inverse_cdf(ids, probs, u);
-  return {token, static_cast<float>(confidences[token])};
+  const TokenId token = inverse_cdf(ids, weights, u);
+  return {token, static_cast<float>(raw[token] / total)};
 }
 
 }  // namespace flarecore

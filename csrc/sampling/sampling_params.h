@@ -1,6 +1,7 @@
 // How a token is chosen. Confidence never depends on any of this (design, 3.2).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -20,6 +21,10 @@ struct SamplingParams {
   std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits, sorted by id
 
   bool is_greedy() const { return temperature == 0.0f; }
+  // 1 / temperature, 1 if greedy; bounded as on a GPU, so that 0 times it is 0.
+  float inverse_temperature() const {
+    return is_greedy() ? 1.0f : std::min(1.0f / temperature, 1e30f);
+  }
   bool has_filters() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
   bool adjusts_logits() const { return repetition_penalty != 1.0f || !logit_bias.empty(); }
 

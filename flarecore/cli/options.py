@@ -239,7 +239,7 @@ def json_or_text(text: str) -> Any:
     """The JSON value that a text spells, or the text where it spells none."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -255,7 +255,7 @@ def parse_filter(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         conditions = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--filter: not JSON: {error}; got {text!r:.100}") from None
     if not isinstance(conditions, dict):
         raise ConfigError(

@@ -17,7 +17,8 @@ _PATTERNS = {
     "en": re.compile(
         r"(?:\b(?:so|thus|hence|therefore),?\s+)?\bthe (?:final |correct )?answer"
         r"(?: to (?:the|this) question)? (?:is|was)\b\s*:?\s*", re.IGNORECASE),
-    "zh": re.compile(r"(?:所以|因此)?[，,]?\s*答案(?:就)?(?:是|为|為)\s*[：:]?\s*"),
+    # White space counts only behind a word or a comma: long runs of it would take quadratic time.
+    "zh": re.compile(r"(?:(?:所以|因此)[，,]?\s*|[，,]\s*)?答案(?:就)?(?:是|为|為)\s*[：:]?\s*"),
 }
 _QUOTES = " \t\"'“”‘’「」『』《》*_`"
 _ENDS = ".。．!！"

@@ -42,6 +42,8 @@ class AnswerSetup:
         Text put before every query.
     filter : Mapping or None
         Metadata conditions for every search.
+    filter_shown : Mapping or None
+        The same as JSON values, for events and trace.
     clock : callable
         Monotonic seconds.
     started : float
@@ -62,6 +64,7 @@ class AnswerSetup:
     joint: Joint
     scope: str | None
     filter: Mapping[str, Any] | None
+    filter_shown: Mapping[str, Any] | None
     clock: Callable[[], float]
     started: float
     method: str = "flare"

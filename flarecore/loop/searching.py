@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flarecore.codec import json_value
 from flarecore.events import RetrievalFinished, RetrievalStarted
 from flarecore.loop.answer_setup import AnswerSetup
 from flarecore.loop.effects import RunSearch, Steps
@@ -155,8 +154,8 @@ class Searches:
         previous: Placed | None = None, seen: Placed | None = None, is_initial: bool = False,
     ) -> Steps[Found | None]:
         """Asks the retriever; `seen` is the evidence that the sentence was written with."""
-        config, clock, filter = self._config, self._record.clock, self._setup.filter
-        filter_shown = json_value(filter)
+        config, clock = self._config, self._record.clock
+        filter, filter_shown = self._setup.filter, self._setup.filter_shown
         yield from self._record.emit(RetrievalStarted(
             index, is_initial, query.texts, query.source, query.kept, filter_shown, config.k))
         timeout_ms = self._deadline.remaining_ms()
@@ -192,7 +191,7 @@ def interleaved(results: Sequence[Sequence[Passage]], k: int) -> list[Passage]:
         return list(results[0])
     merged: list[Passage] = []
     seen: set[tuple[str, str]] = set()
-    for rank in range(k):
+    for rank in range(min(k, max(map(len, results), default=0))):
         for passage in (found[rank] for found in results if rank < len(found)):
             keys = {("id", passage.id), ("text", " ".join(passage.text.split()))}
             if not keys & seen:

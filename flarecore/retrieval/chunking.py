@@ -23,8 +23,10 @@ _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]{{1,{_LONG_RUN}}}")
 _PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
 # After a terminator with its closing quotes and brackets: at white space in spaced scripts, at once
 # in CJK. An abbreviation may end a piece early; pieces are only where a passage may be cut.
-_SENTENCE_END = re.compile(r"""[.!?]+["'”’)\]]*\s+|[。！？；…]+["'”’」』）)\]]*\s*|\n\s*""")
-_HEADING = re.compile(r"^ {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$")
+# Only the first of several terminators is tried: a row of dots would take quadratic time otherwise.
+_SENTENCE_END = re.compile(
+    r"""(?<![.!?])[.!?]+["'”’)\]]*\s+|[。！？；…]+["'”’」』）)\]]*\s*|\n\s*""")
+_HEADING = re.compile(r"^ {0,3}(#{1,6})[ \t]+(.*)$")
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")
 
 
@@ -159,7 +161,7 @@ def markdown_sections(text: str, title: str) -> list[Section]:
     def close() -> None:
         body = "\n".join(lines).strip()
         if body:
-            heading = " - ".join(name for _, name in open_headings)
+            heading = " - ".join(above for _, above in open_headings)
             sections.append(Section(heading or title, body))
         lines.clear()
 
@@ -172,9 +174,16 @@ def markdown_sections(text: str, title: str) -> list[Section]:
             lines.append(line)
             continue
         close()
-        level = len(heading.group(1))
-        open_headings = [(n, name) for n, name in open_headings if n < level]
-        if heading.group(2):
-            open_headings.append((level, heading.group(2)))
+        level, name = len(heading.group(1)), _without_closing(heading.group(2))
+        open_headings = [(n, above) for n, above in open_headings if n < level]
+        if name:
+            open_headings.append((level, name))
     close()
     return sections
+
+
+def _without_closing(heading: str) -> str:
+    """A heading's text without the number signs that close it: ``A ##`` is A, ``C#`` stays."""
+    heading = heading.strip(" \t")
+    bare = heading.rstrip("#")
+    return bare.rstrip(" \t") if not bare or bare[-1] in " \t" else heading

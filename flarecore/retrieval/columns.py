@@ -67,10 +67,12 @@ class _Column:
         for compare, (kind, bound) in condition.range_tests():
             of_kind = [(code, v[1]) for v, code in self.code_of.items() if v[0] == kind]
             codes = np.array([code for code, _ in of_kind], dtype=np.int64)
-            # An object array compares ints of any size and strings exactly, in one C loop.
+            # An object array compares ints of any size and strings exactly, in one C loop. The
+            # bound is one as well: as a string of numpy's it would lose the NULs at its end.
             values = np.array([value for _, value in of_kind], dtype=object)
             passed = np.zeros(len(self.code_of), dtype=np.bool_)
-            passed[codes] = np.asarray(compare(values, bound), dtype=np.bool_)
+            passed[codes] = np.asarray(
+                compare(values, np.array(bound, dtype=object)), dtype=np.bool_)
             accepted &= passed
         return accepted
 

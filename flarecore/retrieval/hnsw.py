@@ -219,7 +219,7 @@ class HnswRetriever(StoredRetriever):
         table = self._parts.store.vectors
         num_rows = len(table)
         num_allowed = num_rows if allowed is None else len(allowed)
-        num_candidates = k + _SPARE_CANDIDATES
+        num_candidates = min(k, num_rows) + _SPARE_CANDIDATES
         if num_allowed < num_rows:
             # On average this many of all rows hold half as many again as are needed.
             num_candidates = int(1.5 * num_candidates * num_rows / max(num_allowed, 1))

@@ -50,14 +50,17 @@ def marked(text: str, words: Words, begin: int = 0, end: int | None = None) -> M
     end = len(text) if end is None else end
     fresh = [span for span in used_spans(text, words.new) if begin <= span[0] and span[1] <= end]
     parts: list[str | Markup | None] = []
-    at = begin
+    at, number = begin, 0
     for left, right in used_spans(text, words.used):
         if left < begin or right > end:
             continue
         parts.append(text[at:left])
         at = left
-        for i, j in fresh:
-            if left <= i and j <= right:
+        # New words are among the used ones: both lists ascend, so one pass over each will do.
+        while number < len(fresh) and fresh[number][1] <= right:
+            i, j = fresh[number]
+            number += 1
+            if left <= i:
                 parts += [tag("mark", text[at:i]) if at < i else None,
                           tag("mark", text[i:j], cls="new")]
                 at = j
