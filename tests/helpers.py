@@ -50,7 +50,7 @@ def chi_square_z(counts: np.ndarray, probs: np.ndarray) -> float:
 class TinyLlama:
     """A random Llama model, or one of its kin: sizes, and how its file stores it."""
 
-    architecture: str = "llama"  # or "qwen2", which always has three biases
+    architecture: str = "llama"  # or "qwen2", which has three biases; "qwen3", with head norms
     attention_bias: bool = False  # queries, keys, values and output have one
     num_layers: int = 2
     num_heads: int = 4
@@ -130,6 +130,11 @@ def _tiny_tensors(spec: TinyLlama) -> dict[str, np.ndarray]:
         for name, size in biased.items():
             values = rng.standard_normal(size) * 0.5
             tensors[f"blk.{layer}.{name}.bias"] = values.astype(np.float32)
+    if spec.architecture == "qwen3":
+        for layer in range(spec.num_layers):
+            for name, scale in (("attn_q_norm", 2.0), ("attn_k_norm", 1.0)):
+                values = rng.uniform(0.7, 1.3, spec.head_dim) * scale
+                tensors[f"blk.{layer}.{name}.weight"] = values.astype(np.float32)
     if spec.rope_factors is not None:
         tensors["rope_freqs.weight"] = np.array(spec.rope_factors, dtype=np.float32)
     return tensors

@@ -4,16 +4,13 @@ That the results are right is in test_checkpoint.py and test_decoder_equality.py
 """
 
 import asyncio
-import json
-import shutil
 
-import gguf
 import numpy as np
 import pytest
-from helpers import TinyLlama, open_engine, random_ids, result_bits, tiny_llama_path
+from helpers import TinyLlama, open_engine, random_ids, result_bits
 from helpers_checkpoint import VOCAB_SIZE, assert_same_as_gguf, checkpoint, tiny
 from helpers_gguf import Gguf, Tensor, Typed
-from safetensors.numpy import load_file, save_file
+from helpers_rewrite import rewritten_checkpoint, rewritten_gguf
 
 from flarecore import _C
 from flarecore.errors import ModelFileError, UnsupportedError
@@ -113,15 +110,6 @@ def test_gguf_of_the_same_weights_gives_the_same_tokens(tmp_path):
 # ---- every bias counts, and none may be missing or left over ----
 
 
-def changed(source, target, change, **config):
-    """A copy of a checkpoint with its tensors through `change` and other configuration values."""
-    shutil.copytree(source, target, dirs_exist_ok=True)
-    save_file(change(load_file(source / "model.safetensors")), target / "model.safetensors")
-    values = json.loads((source / "config.json").read_text()) | config
-    (target / "config.json").write_text(json.dumps(values))
-    return target
-
-
 @pytest.mark.parametrize(("spec", "names"), [
     (tiny("Qwen2"), "qkv"), (tiny(attention_bias=True), "qkvo"),
 ], ids=["qwen2", "llama"])  # fmt: skip
@@ -135,7 +123,8 @@ def test_every_bias_counts(spec, names, tmp_path):
     expected = probs(path)
     for name in names:
         bias = f"model.layers.1.self_attn.{name}_proj.bias"
-        target = changed(path, tmp_path / name, lambda t, b=bias: {**t, b: np.zeros_like(t[b])})
+        target = rewritten_checkpoint(
+            path, tmp_path / name, lambda t, b=bias: {**t, b: np.zeros_like(t[b])})
         assert np.abs(probs(target) - expected).max() > 1e-3, name
 
 
@@ -169,31 +158,12 @@ def test_checkpoints_whose_biases_do_not_fit(tmp_path):
          f"{q} is stored as F64"),
         (llama, lambda t: t, {"attention_bias": "yes"}, ModelFileError, "attention_bias"),
     ):
-        target = changed(source, tmp_path / "bad", change, **config)
+        target = rewritten_checkpoint(source, tmp_path / "bad", change, **config)
         with pytest.raises(error, match=words):
             Model.load(target, threads=1)
     # Qwen 2's code does not look at it.
-    Model.load(changed(qwen2, tmp_path / "good", lambda t: t, attention_bias=False), threads=1)
-
-
-def rewritten(target, spec, change):
-    """A file of this model with its tensors, name -> float32 values, through `change`."""
-    source = gguf.GGUFReader(str(tiny_llama_path(spec)))
-    architecture = source.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(str(target), architecture)
-    for field in source.fields.values():
-        if not field.name.startswith(("GGUF.", "general.architecture")):
-            kinds = field.types
-            writer.add_key_value(field.name, field.contents(), kinds[0],
-                                 kinds[-1] if len(kinds) > 1 else None)  # fmt: skip
-    tensors = {t.name: np.array(t.data).reshape(t.shape[::-1]) for t in source.tensors}
-    for name, value in change(tensors).items():
-        writer.add_tensor(name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+    good = rewritten_checkpoint(qwen2, tmp_path / "good", lambda t: t, attention_bias=False)
+    Model.load(good, threads=1)
 
 
 def test_files_whose_biases_do_not_fit(tmp_path):
@@ -211,10 +181,10 @@ def test_files_whose_biases_do_not_fit(tmp_path):
         (llama, lambda t: {**t, "blk.0.ffn_up.bias": np.zeros(96, np.float32)}, UnsupportedError,
          "ffn_up.bias"),
     ):
-        path = rewritten(tmp_path / "bad.gguf", spec, change)
+        path = rewritten_gguf(tmp_path / "bad.gguf", spec, change)
         with pytest.raises(error, match=words):
             Model.load(path, threads=1)
-    path = rewritten(tmp_path / "good.gguf", llama, lambda t: t)
+    path = rewritten_gguf(tmp_path / "good.gguf", llama, lambda t: t)
     ids = random_ids(40)
     ours, expected = (open_engine(source).sequence(ids[:1]).score(ids[1:]).probs
                       for source in (path, llama))

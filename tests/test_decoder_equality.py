@@ -40,6 +40,10 @@ LAYOUTS = {
     "qwen2-tied-q4_0": TinyLlama(architecture="qwen2", tied=True, tensor_type="Q4_0"),
     "qwen2-seven-heads": TinyLlama(architecture="qwen2", num_heads=14, num_kv_heads=2),
     "qwen2-linear": TinyLlama(architecture="qwen2", linear_factor=4.0, rope_theta=1e6),
+    "qwen3": TinyLlama(architecture="qwen3", rope_theta=1e6),
+    "qwen3-tied-q4_0": TinyLlama(architecture="qwen3", tied=True, tensor_type="Q4_0"),
+    "qwen3-head-128": TinyLlama(architecture="qwen3", num_heads=8, num_kv_heads=1, head_dim=128),
+    "qwen3-linear": TinyLlama(architecture="qwen3", linear_factor=4.0, tensor_type="BF16"),
     "llama3-factors": TinyLlama(rope_factors=tuple(float(f) for f in np.linspace(1, 8, 16))),
     "q4_0": TinyLlama(tensor_type="Q4_0"),
     "q4_1": TinyLlama(tensor_type="Q4_1"),
@@ -52,7 +56,7 @@ LAYOUTS = {
     },
 }
 QUANTIZED = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "bias-q8_0",
-             "qwen2-tied-q4_0"]
+             "qwen2-tied-q4_0", "qwen3-tied-q4_0"]
 
 
 def greedy(engine, token_ids, num_tokens):
@@ -87,7 +91,8 @@ def test_tiny_greedy_equals_transformers(layout):
     np.testing.assert_allclose(probs, expected_probs, atol=PROB_TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("layout", ["gqa", "mqa-head-80", "linear", "q4_1", "bias", "qwen2"])
+@pytest.mark.parametrize("layout", ["gqa", "mqa-head-80", "linear", "q4_1", "bias", "qwen2",
+                                    "qwen3"])
 def test_scores_equal_the_float64_reference(layout):
     """Probabilities of given tokens, likely or not, over several KV blocks."""
     weights = load_llama_gguf(tiny_llama_path(LAYOUTS[layout]))

@@ -74,9 +74,11 @@ def test_decodes_what_the_cpu_decodes(pair, name):
                   num_layers=1),
         TinyGemma(num_layers=2, head_dim=16, hidden_size=32, ffn_size=48, window=24),
         TinyLlama(architecture="qwen2", num_heads=6, num_kv_heads=2, head_dim=16),
+        TinyLlama(architecture="qwen3", num_heads=6, num_kv_heads=2, head_dim=16, tied=True),
+        TinyLlama(architecture="qwen3", head_dim=16, num_layers=1, tensor_type="Q8_0"),
         TinyLlama(attention_bias=True, num_layers=1, head_dim=16),
     ],
-    ids=["layers-groups-tied", "rope", "gemma", "qwen2", "bias"],
+    ids=["layers-groups-tied", "rope", "gemma", "qwen2", "qwen3", "qwen3-q8_0", "bias"],
 )  # fmt: skip
 def test_architectures(spec):
     path = tiny_llama_path(spec) if isinstance(spec, TinyLlama) else tiny_gemma_path(spec)

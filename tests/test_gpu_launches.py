@@ -74,13 +74,15 @@ def launches(path, monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "layer", "outside"),
     [(TinyLlama(), 9, 4), (TinyGemma(), 9, 4), (TinyLlama(tensor_type="Q8_0"), 9, 5),
-     (TinyLlama(architecture="qwen2"), 9, 4), (TinyLlama(attention_bias=True), 10, 4)],
-    ids=["llama", "gemma", "llama in 8 bits", "qwen2", "bias of attention's output"],
+     (TinyLlama(architecture="qwen2"), 9, 4), (TinyLlama(architecture="qwen3"), 9, 4),
+     (TinyLlama(attention_bias=True), 10, 4)],
+    ids=["llama", "gemma", "llama in 8 bits", "qwen2", "qwen3", "bias of attention's output"],
 )
 def test_launches_of_a_decode_step(spec, layer, outside, monkeypatch):
     """A layer: four products, rotation and store, attention, activation, two norms.
 
-    Biases of queries, keys and values are added with the rotation, that of the output by itself.
+    Biases of queries, keys and values are added with the rotation, which norms heads first; that of
+    the output is added by itself.
 
     Before them the embedding with its norm, which are two where the embedding has 8 bits; behind
     them the head, the sampler and the copy of the flags.

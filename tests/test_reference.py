@@ -26,6 +26,7 @@ LAYOUTS = {
     "linear": TinyLlama(linear_factor=4.0),
     "factors": TinyLlama(rope_factors=tuple(float(f) for f in np.linspace(1, 8, 16))),
     "q4_1": TinyLlama(tensor_type="Q4_1"),
+    "qwen3": TinyLlama(architecture="qwen3", num_heads=6, num_kv_heads=3, rope_theta=1e6),
 }
 
 

@@ -53,7 +53,6 @@ DecoderConfig parse_config(const py::dict& dict) {
   config.has_output_bias = dict["has_output_bias"].cast<bool>();
   config.norms_heads = dict["norms_heads"].cast<bool>();
   config.norms_outputs = dict["norms_outputs"].cast<bool>();
-  config.architecture = config.norms_outputs ? Architecture::kGemma3 : Architecture::kLlama;
   for (const py::handle rotary : dict["inverse_frequencies"]) {
     config.rotaries.push_back({rotary.cast<std::vector<float>>()});
   }

@@ -1,4 +1,4 @@
-// Forward pass of a decoder (Llama, Qwen 2, Gemma 3) over rows of any number of sequences.
+// Forward pass of a decoder (Llama, Qwen 2 and 3, Gemma 3) over rows of any number of sequences.
 //
 // Bit-identity (design, guarantee 1): every row's result depends on its own tokens, positions and
 // passages only. Matrix products and norms work row by row in a fixed order; attention walks the KV

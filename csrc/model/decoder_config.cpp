@@ -25,14 +25,6 @@ double read_positive(const GgufFile& file, const std::string& key, double fallba
   return value;
 }
 
-Architecture read_architecture(const std::string& name) {
-  if (name == "llama") return Architecture::kLlama;
-  if (name == "qwen2") return Architecture::kQwen2;
-  if (name == "gemma3") return Architecture::kGemma3;
-  fail(ErrorKind::kUnsupported, "architecture '", name,
-       "' is not supported; supported: llama, qwen2, gemma3");
-}
-
 void check_heads(const DecoderConfig& config) {
   const int64_t head_dim = config.head_dim;
   check(config.num_heads % config.num_kv_heads == 0, ErrorKind::kModelFile, config.num_heads,
@@ -112,16 +104,8 @@ void read_rotary(const GgufFile& file, const std::string& prefix, double default
   }
 }
 
-// Qwen 2 always has biases; a Llama file says by its tensors whether it has (attention_bias).
-void read_biases(const GgufFile& file, DecoderConfig* config) {
-  const bool is_llama = config->architecture == Architecture::kLlama;
-  config->has_qkv_bias = config->architecture == Architecture::kQwen2 ||
-                         (is_llama && file.find("blk.0.attn_q.bias") != nullptr);
-  config->has_output_bias = is_llama && file.find("blk.0.attn_output.bias") != nullptr;
-}
-
 // Gemma 3 report, arXiv 2503.19786: five layers with a sliding window and RoPE base 10,000 for each
-// one that sees everything; QK-norm; norms before and after each block; embeddings times sqrt(n).
+// one that sees everything; norms before and after each block; embeddings times sqrt(n).
 void read_gemma3(const GgufFile& file, const std::string& prefix, DecoderConfig* config) {
   const int pattern = file.has(prefix + "attention.sliding_window_pattern")
                           ? read_size(file, prefix + "attention.sliding_window_pattern", kMaxLayers)
@@ -142,12 +126,59 @@ void read_gemma3(const GgufFile& file, const std::string& prefix, DecoderConfig*
       read_positive(file, prefix + "attention.scale", 1.0 / std::sqrt(scalar)));
   config->embedding_scale = std::sqrt(static_cast<float>(config->hidden_size));
   config->activation = Activation::kGeluTanh;
-  config->rotates_neighbours = false;
-  config->norms_heads = true;
   config->norms_outputs = true;
   check(file.get_float(prefix + "attn_logit_softcapping", 0.0) == 0.0 &&
             file.get_float(prefix + "final_logit_softcapping", 0.0) == 0.0,
         ErrorKind::kUnsupported, "logit soft-capping is not supported");
+}
+
+enum class Biases {
+  kNone,
+  kQkv,        // of queries, keys and values
+  kAsFileHas,  // attention_bias, which only the tensors tell
+};
+
+// How GGUF files of one architecture differ from those of another.
+struct Architecture {
+  const char* name;         // general.architecture
+  double rope_base;         // where the file has none
+  bool rotates_neighbours;  // converters reorder the rows of Llama's Q and K for it, of no other's
+  Biases biases;
+  bool norms_heads;
+  // What only this one has, or null.
+  void (*read_rest)(const GgufFile& file, const std::string& prefix, DecoderConfig* config);
+};
+
+constexpr Architecture kArchitectures[] = {
+    {"llama", 1e4, true, Biases::kAsFileHas, false, nullptr},
+    {"qwen2", 1e4, false, Biases::kQkv, false, nullptr},  // arXiv 2407.10671
+    {"qwen3", 1e4, false, Biases::kNone, true, nullptr},  // arXiv 2505.09388
+    {"gemma3", 1e6, false, Biases::kNone, true, read_gemma3},
+};
+
+const Architecture& find_architecture(const std::string& name) {
+  std::string known;
+  for (const Architecture& architecture : kArchitectures) {
+    if (name == architecture.name) return architecture;
+    known += (known.empty() ? "" : ", ") + std::string(architecture.name);
+  }
+  // qwen2moe, qwen3moe, granitemoe, ...
+  const bool is_moe = name.size() > 3 && name.compare(name.size() - 3, 3, "moe") == 0;
+  fail(ErrorKind::kUnsupported, "architecture '", name, "' is not supported",
+       is_moe ? ": it is a mixture of experts" : "", "; supported: ", known);
+}
+
+void apply_architecture(const Architecture& architecture, const GgufFile& file,
+                        const std::string& prefix, DecoderConfig* config) {
+  const auto has = [&](const char* bias) {
+    return architecture.biases == Biases::kAsFileHas && file.find(bias) != nullptr;
+  };
+  config->rotates_neighbours = architecture.rotates_neighbours;
+  config->norms_heads = architecture.norms_heads;
+  config->has_qkv_bias = architecture.biases == Biases::kQkv || has("blk.0.attn_q.bias");
+  config->has_output_bias = has("blk.0.attn_output.bias");
+  read_rotary(file, prefix, architecture.rope_base, config);
+  if (architecture.read_rest != nullptr) architecture.read_rest(file, prefix, config);
 }
 
 }  // namespace
@@ -155,7 +186,7 @@ void read_gemma3(const GgufFile& file, const std::string& prefix, DecoderConfig*
 DecoderConfig read_decoder_config(const GgufFile& file) {
   DecoderConfig config;
   config.architecture_name = file.get_string("general.architecture");
-  config.architecture = read_architecture(config.architecture_name);
+  const Architecture& architecture = find_architecture(config.architecture_name);
   config.name = file.get_string("general.name", "");
   const std::string prefix = config.architecture_name + ".";
   check(file.get_int(prefix + "expert_count", 0) == 0, ErrorKind::kUnsupported,
@@ -170,11 +201,7 @@ DecoderConfig read_decoder_config(const GgufFile& file) {
   config.tied_head = file.find("output.weight") == nullptr;
   config.attention_scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   config.layers.resize(config.num_layers);
-  const bool is_gemma3 = config.architecture == Architecture::kGemma3;
-  read_rotary(file, prefix, is_gemma3 ? 1000000.0 : 10000.0, &config);
-  if (is_gemma3) read_gemma3(file, prefix, &config);
-  if (config.architecture == Architecture::kQwen2) config.rotates_neighbours = false;
-  read_biases(file, &config);
+  apply_architecture(architecture, file, prefix, &config);
   return config;
 }
 

@@ -9,7 +9,6 @@
 
 namespace flarecore {
 
-enum class Architecture { kLlama, kQwen2, kGemma3 };
 enum class Activation { kSilu, kGeluTanh };
 
 // Rotary embedding (RoPE): which angles, and which two values of a head make a pair.
@@ -23,7 +22,6 @@ struct LayerConfig {
 };
 
 struct DecoderConfig {
-  Architecture architecture = Architecture::kLlama;
   std::string architecture_name;
   std::string name;
   int num_layers = 0;

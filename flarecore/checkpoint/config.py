@@ -32,6 +32,8 @@ __all__ = ["MODEL_TYPES", "read_config"]
 _REFUSED: Mapping[str, str] = MappingProxyType({
     "smollm3": "layers without rotary embedding (no_rope_layers)",
     "mixtral": "a mixture of experts (num_local_experts)",
+    "qwen2_moe": "a mixture of experts (num_experts)",
+    "qwen3_moe": "a mixture of experts (num_experts)",
     "gemma": "Gemma 1's blocks", "gemma2": "soft-capped logits (attn_logit_softcapping)",
     "phi3": "fused projections (qkv_proj, gate_up_proj)",
 })

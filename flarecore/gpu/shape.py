@@ -40,7 +40,8 @@ class DecoderShape:
     has_qkv_bias, has_output_bias
         Queries, keys and values are products plus a bias (Qwen 2); attention's output is one too.
     norms_heads, norms_outputs
-        RMSNorm over each query and key head; RMSNorm of what a block adds to the residual (Gemma).
+        RMSNorm over each query and key head (Qwen 3, Gemma); RMSNorm of what a block adds to the
+        residual (Gemma).
     """
 
     num_layers: int

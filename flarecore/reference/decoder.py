@@ -1,8 +1,9 @@
-"""The reference forward pass of Llama and Qwen 2 in numpy: no cache, one matrix at a time.
+"""The reference forward pass of Llama, Qwen 2 and Qwen 3 in numpy: no cache, one matrix at a time.
 
 Architecture: Touvron et al. 2023, arXiv 2302.13971 (pre-norm RMSNorm, rotary embeddings, SwiGLU),
 with grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245). Qwen 2 (arXiv 2407.10671) adds
-biases to queries, keys and values.
+biases to queries, keys and values; Qwen 3 (arXiv 2505.09388) has none and normalises each query and
+key head instead.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _silu(x: Array) -> Array:
 
 
 class ReferenceDecoder:
-    """Logits of a Llama or Qwen 2 model, recomputed from the first token at every call.
+    """Logits of a Llama, Qwen 2 or Qwen 3 model, recomputed from the first token at every call.
 
     Parameters
     ----------
@@ -143,6 +144,8 @@ class ReferenceDecoder:
         q = self._linear(layer, "attn_q", x).reshape(num_tokens, shape.num_heads, shape.head_dim)
         k = self._linear(layer, "attn_k", x).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
         v = self._linear(layer, "attn_v", x).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
+        if shape.norms_heads:
+            q, k = self._norm(layer, "attn_q_norm", q), self._norm(layer, "attn_k_norm", k)
         q, k = (_rotate(x, angles, shape.rotates_neighbours) for x in (q, k))
         if self._is_int8:
             k, v = (kv.astype(np.float16).astype(self._dtype) for kv in (k, v))

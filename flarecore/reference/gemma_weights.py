@@ -91,7 +91,7 @@ def _read_shape(metadata: dict[str, Any], vocab_size: int) -> GemmaShape:
         context_length=int(get("context_length")),
         rms_eps=float(get("attention.layer_norm_rms_epsilon")),
         inverse_frequencies=frequencies,
-        rotates_neighbours=False,
+        architecture=architecture,
         local_inverse_frequencies=_frequencies(float(get("rope.freq_base_swa", 1e4)), head_dim),
         window=int(get("attention.sliding_window")),
         window_pattern=int(get("attention.sliding_window_pattern", 6)),

@@ -1,4 +1,4 @@
-"""A Llama or Qwen 2 GGUF file as plain float32 arrays, read independently of the native reader."""
+"""A GGUF file of Llama or its kin as float32 arrays, read independently of the native reader."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import numpy.typing as npt
 from flarecore.errors import UnsupportedError
 from flarecore.reference.gguf_reader import read_gguf
 
-__all__ = ["LlamaShape", "LlamaWeights", "Weights", "load_llama_gguf"]
+__all__ = ["ARCHITECTURES", "LlamaShape", "LlamaWeights", "Weights", "load_llama_gguf"]
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Llama and its kin: what `load_llama_gguf` reads."""
 
 Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """Sizes and constants of a Llama or Qwen 2 model.
+    """Sizes and constants of a Llama, Qwen 2 or Qwen 3 model.
 
     Attributes
     ----------
@@ -32,9 +35,8 @@ class LlamaShape:
     inverse_frequencies
         (head_dim / 2,) float64 rotation of each pair in radians per position, with every kind of
         rope scaling already applied.
-    rotates_neighbours
-        Rows of ``attn_q`` and ``attn_k`` are ordered for rotation of the pairs ``(2i, 2i + 1)``, as
-        in every Llama GGUF, else ``(i, i + head_dim / 2)``.
+    architecture
+        As the file has it.
     """
 
     num_layers: int
@@ -47,7 +49,20 @@ class LlamaShape:
     context_length: int
     rms_eps: float
     inverse_frequencies: npt.NDArray[np.float64]
-    rotates_neighbours: bool
+    architecture: str
+
+    @property
+    def rotates_neighbours(self) -> bool:
+        """Whether rotation takes the pairs ``(2i, 2i + 1)``, else ``(i, i + head_dim / 2)``.
+
+        Rows of ``attn_q`` and ``attn_k`` are reordered for it in every Llama GGUF.
+        """
+        return self.architecture == "llama"
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether each query and key head is RMS-normalised before its rotation (QK-norm)."""
+        return self.architecture in ("qwen3", "gemma3")
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class LlamaWeights(Weights):
-    """Shape and dequantised tensors of a Llama or Qwen 2 model.
+    """Shape and dequantised tensors of a Llama, Qwen 2 or Qwen 3 model.
 
     Attributes
     ----------
@@ -119,9 +134,10 @@ def _inverse_frequencies(
 
 def _read_shape(metadata: dict[str, Any], tensors: dict[str, Float32]) -> LlamaShape:
     architecture = metadata.get("general.architecture")
-    if architecture not in ("llama", "qwen2"):
+    if architecture not in ARCHITECTURES:
         raise UnsupportedError(
-            f"the reference decoder reads the llama and qwen2 architectures, got {architecture!r}"
+            f"the reference decoder reads the architectures {', '.join(ARCHITECTURES)}, got "
+            f"{architecture!r}"
         )
     prefix = f"{architecture}."
     hidden_size = int(metadata[f"{prefix}embedding_length"])
@@ -146,7 +162,7 @@ def _read_shape(metadata: dict[str, Any], tensors: dict[str, Float32]) -> LlamaS
         inverse_frequencies=_inverse_frequencies(
             metadata, prefix, head_dim, tensors.get("rope_freqs.weight")
         ),
-        rotates_neighbours=architecture == "llama",
+        architecture=architecture,
     )
 
 
@@ -156,7 +172,7 @@ def load_llama_gguf(path: str | Path) -> LlamaWeights:
     Parameters
     ----------
     path
-        A GGUF file of the llama or the qwen2 architecture.
+        A GGUF file of one of `ARCHITECTURES`.
 
     Returns
     -------

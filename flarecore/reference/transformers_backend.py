@@ -32,6 +32,9 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+# general.architecture -> what the names of its classes begin with.
+_FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 def _halves_from_pairs(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
@@ -50,8 +53,9 @@ def _state_dict(weights: LlamaWeights, torch: Any) -> dict[str, Any]:
         "model.norm.weight": weights.tensors["output_norm.weight"],
         "lm_head.weight": weights.head,
     }
+    names = _LAYER_NAMES | (_HEAD_NORMS if shape.norms_heads else {})
     for layer in range(shape.num_layers):
-        for ours, theirs in _LAYER_NAMES.items():
+        for ours, theirs in names.items():
             for kind, tensor in (("weight", weights.layer(layer, ours)),
                                  ("bias", weights.bias(layer, ours))):
                 if tensor is None:
@@ -63,17 +67,16 @@ def _state_dict(weights: LlamaWeights, torch: Any) -> dict[str, Any]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _is_qwen2(shape: LlamaShape) -> bool:
-    return not shape.rotates_neighbours
+def _class(shape: LlamaShape, kind: str, transformers: Any) -> Any:
+    return getattr(transformers, f"{_FAMILIES[shape.architecture]}{kind}")
 
 
 def _config(weights: LlamaWeights, tied: bool, transformers: Any) -> Any:
     shape = weights.shape
-    # A Llama has either all four biases of attention or none; Qwen 2 always has three.
-    kind, options = ((transformers.Qwen2Config, {}) if _is_qwen2(shape) else
-                     (transformers.LlamaConfig,
-                      {"attention_bias": weights.bias(0, "attn_q") is not None}))
-    return kind(
+    # A Llama has either all four biases of attention or none; Qwen 2 always has three, Qwen 3 none.
+    options = ({"attention_bias": weights.bias(0, "attn_q") is not None}
+               if shape.architecture == "llama" else {})
+    return _class(shape, "Config", transformers)(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.ffn_size,
@@ -92,7 +95,7 @@ def _config(weights: LlamaWeights, tied: bool, transformers: Any) -> Any:
 
 
 def build_transformers_llama(weights: LlamaWeights) -> Any:
-    """Build a float32 model with exactly the weights of a Llama or Qwen 2 GGUF file.
+    """Build a float32 model with exactly the weights of a Llama, Qwen 2 or Qwen 3 GGUF file.
 
     Parameters
     ----------
@@ -101,7 +104,7 @@ def build_transformers_llama(weights: LlamaWeights) -> Any:
 
     Returns
     -------
-    transformers.LlamaForCausalLM or transformers.Qwen2ForCausalLM
+    transformers.LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM
         In evaluation mode, on the CPU.
 
     Raises
@@ -113,8 +116,7 @@ def build_transformers_llama(weights: LlamaWeights) -> Any:
     tied = "output.weight" not in weights.tensors
     # On the meta device nothing is initialised at random only to be overwritten.
     with torch.device("meta"):
-        kind = (transformers.Qwen2ForCausalLM if _is_qwen2(weights.shape)
-                else transformers.LlamaForCausalLM)
+        kind = _class(weights.shape, "ForCausalLM", transformers)
         model = kind(_config(weights, tied, transformers))
     model.load_state_dict(_state_dict(weights, torch), strict=True, assign=True)
     if tied:
@@ -133,8 +135,8 @@ class TransformersDecoder:
     Parameters
     ----------
     model
-        A Llama or Qwen 2 GGUF file, the weights of such a file or of a Gemma file, or a model that
-        `build_transformers_llama` or `build_transformers_gemma` made.
+        A Llama, Qwen 2 or Qwen 3 GGUF file, the weights of such a file or of a Gemma file, or a
+        model that `build_transformers_llama` or `build_transformers_gemma` made.
     """
 
     def __init__(self, model: str | Path | LlamaWeights | GemmaWeights | Any) -> None:
