@@ -152,16 +152,18 @@ def test_int8_agrees_with_float32_on_smollm2():
     assert np.mean(equal) >= 0.85
 
 
+@pytest.mark.parametrize("kv_format", ["float16", "int16"])
 @pytest.mark.parametrize("layout", QUANTIZED)
-def test_int8_rounds_what_the_reference_rounds(layout):
+def test_int8_rounds_what_the_reference_rounds(layout, kv_format):
     """Equal to a reference that rounds the same values, but for those almost halfway between.
 
     Such a value may go the other way after other rounding errors, and moves everything after it;
     in short sequences most probabilities are not touched by one.
     """
     weights = load_llama_gguf(tiny_llama_path(LAYOUTS[layout]))
-    engine = open_engine(LAYOUTS[layout], compute="int8")
-    decoders = {c: ReferenceDecoder(weights, compute=c) for c in ("int8", "float32")}
+    engine = open_engine(LAYOUTS[layout], compute="int8", kv_format=kv_format)
+    decoders = {c: ReferenceDecoder(weights, compute=c, kv_format=kv_format)
+                for c in ("int8", "float32")}
     errors = {c: [] for c in decoders}
     for seed in range(30):
         token_ids = random_ids(5, seed=seed)

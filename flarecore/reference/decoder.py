@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from flarecore.errors import ConfigError
 from flarecore.reference.gguf_weights import LlamaWeights
-from flarecore.reference.quantized import dequantize_rows, quantize_rows
+from flarecore.reference.quantized import dequantize_rows, quantize_rows, round_to_words
 
 __all__ = ["ReferenceDecoder"]
 
@@ -57,20 +57,26 @@ class ReferenceDecoder:
         ``"float64"`` (the yardstick) or ``"float32"``.
     compute
         ``"int8"`` rounds what ``compute="int8"`` of the engine rounds: the inputs of every product
-        with a quantised matrix to 8 bits, keys and values to float16.
+        with a quantised matrix to 8 bits, keys and values to `kv_format`.
+    kv_format
+        ``"float16"``, or ``"int16"`` of the engine's option, where queries are rounded as well.
     """
 
     def __init__(
-        self, weights: LlamaWeights, dtype: str = "float64", compute: str = "float32"
+        self, weights: LlamaWeights, dtype: str = "float64", compute: str = "float32",
+        kv_format: str = "float16",
     ) -> None:
         if dtype not in ("float32", "float64"):
             raise ConfigError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
         if compute not in ("float32", "int8"):
             raise ConfigError(f"compute must be 'float32' or 'int8', got {compute!r}")
+        if kv_format not in ("float16", "int16"):
+            raise ConfigError(f"kv_format must be 'float16' or 'int16', got {kv_format!r}")
         self.weights = weights
         self.shape = weights.shape
         self._dtype = np.dtype(dtype)
         self._is_int8 = compute == "int8"
+        self._in_words = kv_format == "int16"
 
     def logits(
         self, token_ids: Sequence[int], *, last: int | None = None,
@@ -147,7 +153,10 @@ class ReferenceDecoder:
         if shape.norms_heads:
             q, k = self._norm(layer, "attn_q_norm", q), self._norm(layer, "attn_k_norm", k)
         q, k = (_rotate(x, angles, shape.rotates_neighbours) for x in (q, k))
-        if self._is_int8:
+        if self._is_int8 and self._in_words:
+            q, k = (self._cast(round_to_words(x, by_norm=True)) for x in (q, k))
+            v = self._cast(round_to_words(v, by_norm=False))
+        elif self._is_int8:
             k, v = (kv.astype(np.float16).astype(self._dtype) for kv in (k, v))
         heads = np.empty_like(q)
         for head in range(shape.num_heads):

@@ -7,10 +7,11 @@ import numpy.typing as npt
 
 from flarecore.errors import ConfigError
 
-__all__ = ["dequantize_rows", "matmul_int8", "quantize_rows"]
+__all__ = ["dequantize_rows", "matmul_int8", "quantize_rows", "round_to_words"]
 
 GROUP_SIZE = 32
 STEPS = 253
+NORM_STEPS, PEAK_STEPS = 32700, 8191  # of 16-bit integers, for queries and keys, for values
 
 Float32 = npt.NDArray[np.float32]
 
@@ -48,6 +49,29 @@ def quantize_rows(x: Float32) -> tuple[npt.NDArray[np.int16], Float32]:
     safe = np.where(scale > 0, scale, np.float32(1))
     q = np.rint(groups / safe[:, :, None]).clip(-STEPS, STEPS).astype(np.int16)
     return q.reshape(num_rows, num_cols), scale.astype(np.float32)
+
+
+def round_to_words(x: Float32, *, by_norm: bool) -> npt.NDArray[np.float64]:
+    """What ``kv_format="int16"`` keeps: multiples of a step of each token and head.
+
+    Parameters
+    ----------
+    x
+        (..., head_dim) float32.
+    by_norm
+        True for queries and keys: 32700 steps in the norm; False for values: 8191 in the largest
+        magnitude.
+
+    Returns
+    -------
+    ndarray
+        (..., head_dim) float64.
+    """
+    exact = x.astype(np.float64)
+    largest = (np.linalg.norm(exact, axis=-1, keepdims=True) if by_norm
+               else np.abs(exact).max(axis=-1, keepdims=True))
+    step = largest / (NORM_STEPS if by_norm else PEAK_STEPS)
+    return np.asarray(np.rint(exact / np.where(step > 0, step, 1)) * step)
 
 
 def dequantize_rows(q: npt.NDArray[np.int16], scale: Float32) -> npt.NDArray[np.float64]:
