@@ -165,7 +165,10 @@ inline Words set1_words(const int16_t* two) {
 inline WordSums add_products(const WordSums& sum, const Words& a, const Words& b) {
   WordSums out;
   for (int i = 0; i < kLanes; ++i) {
-    out.v[i] = sum.v[i] + a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
+    // Wraps like the instructions: what is no number, or far below any, may leave the bounds.
+    const uint32_t products = static_cast<uint32_t>(a.v[2 * i] * b.v[2 * i]) +
+                              static_cast<uint32_t>(a.v[2 * i + 1] * b.v[2 * i + 1]);
+    out.v[i] = static_cast<int32_t>(static_cast<uint32_t>(sum.v[i]) + products);
   }
   return out;
 }
