@@ -7,10 +7,10 @@
 
 namespace flarecore {
 
-// K is (head_dim, 32) with the token index fastest, V is (32, head_dim).
-// kInt16 has integers, times a scale of each token for K and one for V (float32): K as (head_dim / 2,
-// 32, 2), V as (16, kv_row, 2), so that neighbours are what one instruction multiplies and adds up;
-// the 32 scales follow. A token's K has 32,700 steps in its norm, V 8,191 in its largest magnitude
+// K is (head_dim, 32) with the token index fastest, V is (32, head_dim). kInt16 has integers, times
+// a scale of each token for K and one for V (float32): K as (head_dim / 2, 32, 2), V as (16,
+// kv_row, 2), so that neighbours are what one instruction multiplies and adds up; the 32 scales
+// follow. A token's K has 32,700 steps in its norm, V 8,191 in its largest magnitude
 // (cpu/words.inc): no less than float16 keeps of their sums, and no sum of products leaves 32 bits.
 enum class KvFormat : uint8_t { kFloat32, kFloat16, kInt16 };
 

@@ -138,7 +138,8 @@ inline WordSums add_products(WordSums sum, Words a, Words b) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 }
 inline Vec to_float(WordSums sum) { return _mm256_cvtepi32_ps(sum); }
-// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives anything.
+// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives
+// anything.
 inline void store_words(int16_t* p, Vec even, Vec odd) {
   const __m256i high = _mm256_slli_epi32(_mm256_cvtps_epi32(odd), 16);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

@@ -151,9 +151,12 @@ inline Words set1_words(const int16_t* two) {
   return _mm512_set1_epi32(both);
 }
 // Adds both products of a lane to its sum.
-inline WordSums add_products(WordSums sum, Words a, Words b) { return _mm512_dpwssd_epi32(sum, a, b); }
+inline WordSums add_products(WordSums sum, Words a, Words b) {
+  return _mm512_dpwssd_epi32(sum, a, b);
+}
 inline Vec to_float(WordSums sum) { return _mm512_cvtepi32_ps(sum); }
-// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives anything.
+// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives
+// anything.
 inline void store_words(int16_t* p, Vec even, Vec odd) {
   constexpr __mmask32 kOdd = 0xaaaaaaaa;
   const __m512i high = _mm512_slli_epi32(_mm512_cvtps_epi32(odd), 16);

@@ -175,7 +175,8 @@ inline WordSums add_products(const WordSums& sum, const Words& a, const Words& b
 inline Vec to_float(const WordSums& sum) {
   return make_vec([&](int i) { return static_cast<float>(sum.v[i]); });
 }
-// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives anything.
+// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives
+// anything.
 inline void store_words(int16_t* p, const Vec& even, const Vec& odd) {
   for (int i = 0; i < kLanes; ++i) {
     p[2 * i] = static_cast<int16_t>(round_one(even.v[i]));

@@ -44,8 +44,8 @@ void Engine::attach(Sequence* sequence, const Passages& passages, int sees_from)
   }
   for (const auto& passage : passages) {
     check(passage->fits(weights_, cache_.layout().format), ErrorKind::kConfig,
-          "the passage was encoded by another model, compute mode or kv_format; encode it with this "
-          "engine");
+          "the passage was encoded by another model, compute mode or kv_format; encode it with "
+          "this engine");
     check(static_cast<int>(passage->head().size()) == num_head &&
               std::equal(passage->head().begin(), passage->head().end(), sequence->tokens.begin()),
           ErrorKind::kConfig, "the passage was encoded behind another head than the sequence has");

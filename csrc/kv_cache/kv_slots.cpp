@@ -77,8 +77,8 @@ void store_value(const KvLayout& layout, const KernelTable& kernels, const float
   }
 }
 
-void copy_slots(const KvLayout& layout, const uint8_t* from, int from_slot, uint8_t* to, int to_slot,
-                int count) {
+void copy_slots(const KvLayout& layout, const uint8_t* from, int from_slot, uint8_t* to,
+                int to_slot, int count) {
   const bool in_words = layout.format == KvFormat::kInt16;
   const size_t size = layout.format == KvFormat::kFloat16 ? 2 : 4;
   const size_t row = size_t(layout.head_dim) * size;

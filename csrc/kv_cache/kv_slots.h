@@ -15,7 +15,7 @@ void store_value(const KvLayout& layout, const KernelTable& kernels, const float
                  uint8_t* v);
 
 // Copies `count` tokens of every head from slot `from_slot` of one block to `to_slot` of another.
-void copy_slots(const KvLayout& layout, const uint8_t* from, int from_slot, uint8_t* to, int to_slot,
-                int count);
+void copy_slots(const KvLayout& layout, const uint8_t* from, int from_slot, uint8_t* to,
+                int to_slot, int count);
 
 }  // namespace flarecore
