@@ -120,7 +120,8 @@ class Evaluation:
     def _model(self) -> dict[str, Any]:
         model = self.engine.model
         return {"name": model.name, "size_bytes": _size_of(model.path),
-                "quantize": model.quantize, "compute": self.engine.compute}
+                "quantize": model.quantize, "compute": self.engine.compute,
+                "kv_format": self.engine.kv_format}
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class PreparedRun:
         shared = self.evaluation.engine
         stats = shared.stats()
         return Engine(shared.model, compute=shared.compute,
+                      kv_format=shared.kv_format if shared.model.device == "cpu" else None,
                       kv_cache_bytes=stats.num_blocks * stats.block_size_bytes)
 
 
