@@ -107,6 +107,7 @@ def test_step_costs_count_what_a_step_reads():
     head = spec.vocab_size * spec.hidden_size
     assert costs["layer_multiply_adds"] == spec.num_layers * matrices
     assert costs["head_multiply_adds"] == head
+    assert costs["kv_values"] == spec.num_layers * 10 * 2 * kv
     assert costs["kv_bytes"] == spec.num_layers * 10 * 2 * kv * 4
     norms = (2 * spec.num_layers + 1) * spec.hidden_size
     exact = 4 * (spec.num_layers * matrices + head + norms)

@@ -19,13 +19,6 @@ from flarecore.errors import CancelledError, ClosedError, DeadlineExceeded, Flar
 SPEC = TinyLlama(context_length=512)
 
 
-@pytest.fixture
-def engine():
-    with open_engine(SPEC) as opened:
-        yield opened
-        opened.check_integrity()
-
-
 def close_while_running(engine, closable, sequence):
     """Close from another thread while an operation runs; gives the operation."""
     about_to_close = threading.Event()

@@ -17,13 +17,6 @@ from flarecore.errors import (
 SPEC = TinyLlama(context_length=512)
 
 
-@pytest.fixture
-def engine():
-    with open_engine(SPEC) as opened:
-        yield opened
-        opened.check_integrity()
-
-
 def test_second_operation_is_refused(engine):
     sequence = engine.sequence(random_ids(30))
     with paused(engine):

@@ -25,13 +25,6 @@ from flarecore.sampling import SamplingParams
 SPEC = TinyLlama(context_length=512)
 
 
-@pytest.fixture
-def engine():
-    with open_engine(SPEC) as opened:
-        yield opened
-        opened.check_integrity()
-
-
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize()

@@ -35,6 +35,7 @@ StepCosts step_costs(Model* model, ComputeMode mode, int num_context_tokens) {
   for (const LayerConfig& layer : config.layers) {
     const int64_t seen = layer.window > 0 ? std::min(layer.window, num_context_tokens)
                                           : num_context_tokens;
+    costs.kv_values += 2 * seen * config.kv_size();
     costs.kv_bytes += 2 * seen * config.num_kv_heads * head_bytes / kBlockTokens;
   }
   return costs;

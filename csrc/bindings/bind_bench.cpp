@@ -40,6 +40,7 @@ py::dict step_costs_dict(Model& model, bool int8, int num_context_tokens) {
                        num_context_tokens);
   }
   return py::dict(py::arg("weight_bytes") = costs.weight_bytes, py::arg("kv_bytes") = costs.kv_bytes,
+                  py::arg("kv_values") = costs.kv_values,
                   py::arg("layer_multiply_adds") = costs.layer_multiply_adds,
                   py::arg("head_multiply_adds") = costs.head_multiply_adds);
 }

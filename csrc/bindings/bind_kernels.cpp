@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -156,7 +157,7 @@ py::tuple attention(const std::string& isa, const FloatArray& q, const Array<T>&
         "q, k and v need three dimensions");
   const py::ssize_t rows = q.shape(0), heads = q.shape(1), dim = q.shape(2);
   check(rows >= 1 && rows <= kMaxAttentionRows && heads >= 1 && heads <= kMaxGroupHeads &&
-            dim % 8 == 0 && dim >= 8 && dim <= 512,
+            dim % 8 == 0 && dim >= 8 && dim <= kMaxHeadDim,
         ErrorKind::kConfig, "unsupported query shape");
   check(k.shape(1) == dim && k.shape(2) == kBlockTokens && v.shape(1) == kBlockTokens &&
             v.shape(2) == dim && v.shape(0) == k.shape(0),
@@ -267,15 +268,14 @@ void bind_kernels(py::module_& m) {
       },
       "The level FLARECORE_CPU_ISA=wanted gives on a machine that has `available`.");
   bind_elementwise(t);
-  t.def("attention", &attention<float, false>, py::arg("isa"), py::arg("q"), py::arg("k"), py::arg("v"),
-        py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
-        py::arg("block_end"), py::arg("scale"), py::arg("in_tiles") = false);
-  t.def("attention_int16", &attention<float, true>, py::arg("isa"), py::arg("q"), py::arg("k"),
-        py::arg("v"), py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
-        py::arg("block_end"), py::arg("scale"), py::arg("in_tiles") = false);
-  t.def("attention_float16", &attention<uint16_t, false>, py::arg("isa"), py::arg("q"), py::arg("k"),
-        py::arg("v"), py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
-        py::arg("block_end"), py::arg("scale"), py::arg("in_tiles") = false);
+  const auto def_attention = [&](const char* name, auto function) {
+    t.def(name, function, py::arg("isa"), py::arg("q"), py::arg("k"), py::arg("v"),
+          py::arg("first_visible"), py::arg("end_visible"), py::arg("block_begin"),
+          py::arg("block_end"), py::arg("scale"), py::arg("in_tiles") = false);
+  };
+  def_attention("attention", &attention<float, false>);
+  def_attention("attention_float16", &attention<uint16_t, false>);
+  def_attention("attention_int16", &attention<float, true>);
   t.def("num_converted_blocks", [] { return num_converted; });
   bind_matrix_testing(t);
 }

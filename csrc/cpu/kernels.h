@@ -99,7 +99,7 @@ struct AttentionArgs {
   int64_t q_row_stride;          // floats between two query rows
   int num_rows;                  // query rows, at most kMaxAttentionRows
   int num_group_heads;           // query heads that share the KV head
-  int head_dim;                  // a multiple of 8, at most 512
+  int head_dim;                  // a multiple of 8, at most kMaxHeadDim
   float scale;                   // multiplies q.k
   KvFormat kv_format;            // of k_blocks and v_blocks
   const void* const* k_blocks;   // [block index] -> K of this head in that block

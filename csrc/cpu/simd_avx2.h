@@ -88,7 +88,6 @@ inline float reduce_max(Vec a) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
-inline Vec square_root(Vec a) { return _mm256_sqrt_ps(a); }
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 // int8 values of a group of 32: sums[0] over all, sums[1] over the first 16.
@@ -138,14 +137,7 @@ inline WordSums add_products(WordSums sum, Words a, Words b) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 }
 inline Vec to_float(WordSums sum) { return _mm256_cvtepi32_ps(sum); }
-// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives
-// anything.
-inline void store_words(int16_t* p, Vec even, Vec odd) {
-  const __m256i high = _mm256_slli_epi32(_mm256_cvtps_epi32(odd), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm256_blend_epi16(_mm256_cvtps_epi32(even), high, 0xaa));
-}
-// The numbers of one vector.
+// Rounds to nearest even; each fits 16 bits. NaN gives anything.
 inline void store_rounded(int16_t* p, Vec a) {
   const __m256i whole = _mm256_cvtps_epi32(a);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),

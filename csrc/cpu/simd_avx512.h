@@ -121,7 +121,6 @@ inline Vec reduce_max_each(const Vec* v) {
   return reduce_each(v, [](Vec a, Vec b) { return max(a, b); });
 }
 
-inline Vec square_root(Vec a) { return _mm512_sqrt_ps(a); }
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 inline int32_t round_one(float x) { return _mm_cvtss_si32(_mm_set_ss(x)); }
@@ -155,14 +154,7 @@ inline WordSums add_products(WordSums sum, Words a, Words b) {
   return _mm512_dpwssd_epi32(sum, a, b);
 }
 inline Vec to_float(WordSums sum) { return _mm512_cvtepi32_ps(sum); }
-// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives
-// anything.
-inline void store_words(int16_t* p, Vec even, Vec odd) {
-  constexpr __mmask32 kOdd = 0xaaaaaaaa;
-  const __m512i high = _mm512_slli_epi32(_mm512_cvtps_epi32(odd), 16);
-  _mm512_storeu_si512(p, _mm512_mask_blend_epi16(kOdd, _mm512_cvtps_epi32(even), high));
-}
-// The numbers of one vector.
+// Rounds to nearest even; each fits 16 bits. NaN gives anything.
 inline void store_rounded(int16_t* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));

@@ -121,9 +121,6 @@ inline float reduce_max(const Vec& a) {
   return m;
 }
 inline float square_root(float x) { return __builtin_sqrtf(x); }
-inline Vec square_root(const Vec& a) {
-  return make_vec([&](int i) { return square_root(a.v[i]); });
-}
 
 // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; also for NaN, without a trap.
 inline int32_t round_one(float x) {
@@ -175,15 +172,7 @@ inline WordSums add_products(const WordSums& sum, const Words& a, const Words& b
 inline Vec to_float(const WordSums& sum) {
   return make_vec([&](int i) { return static_cast<float>(sum.v[i]); });
 }
-// Numbers of the two vectors in turns, rounded to nearest even; each fits 16 bits. NaN gives
-// anything.
-inline void store_words(int16_t* p, const Vec& even, const Vec& odd) {
-  for (int i = 0; i < kLanes; ++i) {
-    p[2 * i] = static_cast<int16_t>(round_one(even.v[i]));
-    p[2 * i + 1] = static_cast<int16_t>(round_one(odd.v[i]));
-  }
-}
-// The numbers of one vector.
+// Rounds to nearest even; each fits 16 bits. NaN gives anything.
 inline void store_rounded(int16_t* p, const Vec& a) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int16_t>(round_one(a.v[i]));
 }

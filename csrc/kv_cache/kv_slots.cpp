@@ -55,7 +55,7 @@ void store_key(const KvLayout& layout, const KernelTable& kernels, const float* 
     kernels.to_float16(key, layout.head_dim, halves);
     return scatter<2>(halves, layout.head_dim, slot, k);
   }
-  int16_t words[kMaxHeadDim];  // read_decoder_config sees to it
+  int16_t words[kMaxHeadDim];
   float* scales = reinterpret_cast<float*>(k + kv_scales_offset(layout.head_dim));
   scales[slot] = kernels.words_by_norm(key, layout.head_dim, words);
   scatter<4>(words, layout.head_dim / 2, slot, k);

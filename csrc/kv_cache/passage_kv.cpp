@@ -8,6 +8,7 @@
 #include "kv_cache/kv_slots.h"
 
 namespace flarecore {
+
 PassageKv::PassageKv(const KvLayout& layout, std::vector<TokenId> head, std::vector<TokenId> tokens,
                      std::shared_ptr<const void> owner, const uint8_t* data,
                      const std::shared_ptr<const void>& weights)

@@ -29,8 +29,9 @@ void check_heads(const DecoderConfig& config) {
   const int64_t head_dim = config.head_dim;
   check(config.num_heads % config.num_kv_heads == 0, ErrorKind::kModelFile, config.num_heads,
         " query heads cannot share ", config.num_kv_heads, " KV heads evenly");
-  check(head_dim >= 8 && head_dim <= 512 && head_dim % 8 == 0, ErrorKind::kUnsupported,
-        "a head size of ", head_dim, " is not supported; it must be a multiple of 8 up to 512");
+  check(head_dim >= 8 && head_dim <= kMaxHeadDim && head_dim % 8 == 0, ErrorKind::kUnsupported,
+        "a head size of ", head_dim, " is not supported; it must be a multiple of 8 up to ",
+        kMaxHeadDim);
   check(config.num_group_heads() <= kMaxGroupHeads, ErrorKind::kUnsupported,
         config.num_group_heads(), " query heads a KV head are not supported; at most ",
         kMaxGroupHeads);

@@ -276,7 +276,7 @@ void Encoder::attend_head(const Batch& batch, int64_t text, int64_t head, int th
   std::fill_n(end_visible, kRows, static_cast<int32_t>(length));
   args.first_visible = first_visible;
   args.end_visible = end_visible;
-  float out[kRows * 512], row_max[kRows], row_sum[kRows];
+  float out[kRows * kMaxHeadDim], row_max[kRows], row_sum[kRows];
   args.out = out;
   args.row_max = row_max;
   args.row_sum = row_sum;

@@ -94,9 +94,9 @@ void EncoderConfig::validate() const {
   check_range("intermediate_size", intermediate_size, 1, 131072);
   check_range("max_positions", max_positions, 1, 32768);
   check_range("num_token_types", num_token_types, 1, 64);
-  check(hidden_size % num_heads == 0 && head_dim() % 8 == 0 && head_dim() <= 512,
+  check(hidden_size % num_heads == 0 && head_dim() % 8 == 0 && head_dim() <= kMaxHeadDim,
         ErrorKind::kModelFile, "encoder configuration: hidden_size ", hidden_size, " over ",
-        num_heads, " heads must give a head size that is a multiple of 8 and at most 512");
+        num_heads, " heads must give a head size that is a multiple of 8 and at most ", kMaxHeadDim);
   check(layer_norm_eps > 0 && layer_norm_eps < 1, ErrorKind::kModelFile,
         "encoder configuration: layer_norm_eps must be between 0 and 1, got ", layer_norm_eps);
 }

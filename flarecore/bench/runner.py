@@ -43,7 +43,7 @@ class Runner(abc.ABC):
     weight_bytes : int
         Bytes of weights that a forward pass reads, however many rows it has.
     kv_value_bytes : int
-        Size of a value of its KV cache.
+        Size of a value of a peer's KV cache.
     remark : str
         What has to be known about its figures.
     """
@@ -116,7 +116,6 @@ class FlareRunner(Runner):
         self.model = model
         self.compute = compute
         self.engine = self.open_engine()
-        self.kv_value_bytes = 2 if compute == "int8" else 4
         self.weight_bytes = self.costs(0)["weight_bytes"]
         self._contexts: list[list[int]] = []
         self._sequences: list[EngineSequence] = []
@@ -181,11 +180,6 @@ class FlareRunner(Runner):
                 sequence.truncate(length)
                 sequence.extend([token_id])
         return chosen
-
-    def kv_bytes(self, num_context_tokens: int, value_bytes: int) -> int:
-        """Bytes of KV that a row with so many tokens before it reads, at that size of a value."""
-        own = self.costs(num_context_tokens)["kv_bytes"]
-        return own // self.kv_value_bytes * value_bytes
 
     def costs(self, num_context_tokens: int) -> dict[str, int]:
         """Bytes and multiply-adds of one row, counted from the packed weights."""

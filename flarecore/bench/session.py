@@ -122,7 +122,9 @@ class Session:
 
     def step_bytes(self, runner: Runner, num_context_tokens: int, num_sequences: int = 1) -> int:
         """Bytes that a pass of one row a sequence must read."""
-        kv = self.own.kv_bytes(num_context_tokens, runner.kv_value_bytes)
+        costs = self.own.costs(num_context_tokens)
+        kv = (costs["kv_bytes"] if isinstance(runner, FlareRunner)
+              else costs["kv_values"] * runner.kv_value_bytes)
         return runner.weight_bytes + num_sequences * kv
 
     def fits(self, num_tokens: int) -> bool:
